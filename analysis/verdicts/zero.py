@@ -1,0 +1,94 @@
+"""Where a run is at zero: the rule that ``first_zero`` and ``remains_zero`` share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from stalefront.analysis.verdicts.base import (
+    BoolArray,
+    Curve,
+    FloatArray,
+    Pooled,
+    check_min_samples,
+    check_range,
+    clopper_pearson_upper,
+    pool,
+)
+
+
+@dataclass(frozen=True)
+class ZeroWindows:
+    """The full windows of a curve and which of them are zero; ``upper`` and ``zero`` have shape (W,)."""
+
+    pooled: Pooled
+    upper: FloatArray
+    zero: BoolArray
+
+    def at_zero(self, n_points: int) -> BoolArray:
+        """Which of the curve's points lie in at least one zero window, shape (V,)."""
+        covered = np.zeros(n_points, dtype=np.bool_)
+        for first, last in zip(self.pooled.first[self.zero], self.pooled.last[self.zero], strict=True):
+            covered[first : last + 1] = True
+        return covered
+
+
+def zero_windows(curve: Curve, *, max_rate: float, level: float, min_samples: int) -> ZeroWindows:
+    """Mark the windows whose pass rate is shown to be at most ``max_rate``.
+
+    zero ⇔ upper(passes, samples; level) ≤ max_rate, both pooled over the window. An all-zero point alone is no
+    evidence: with n samples it happens with probability (1 − p)ⁿ at pass rate p.
+    """
+    pooled = pool(curve, min_samples)
+    upper = clopper_pearson_upper(pooled.passes, pooled.samples, level)
+    return ZeroWindows(pooled, upper, upper <= max_rate)
+
+
+def check_zero_fields(owner: str, max_rate: float, level: float, min_samples: int) -> None:
+    """Raise if a zero rule's thresholds make no sense or no number of samples in a window could meet them."""
+    check_range(owner, "max_rate", max_rate, 0.0, 1.0, "it is a pass rate, e.g. 0.01")
+    check_range(owner, "level", level, 0.5, 1.0, "it is a one-sided confidence level, e.g. 0.95")
+    check_min_samples(owner, min_samples)
+    needed = int(np.ceil(np.log(1 - level) / np.log(1 - max_rate)))
+    if min_samples < needed:
+        raise ValueError(
+            f"{owner}.min_samples={min_samples!r}: {needed} samples without a pass are needed to show a rate of at "
+            f"most {max_rate} at level {level}; raise min_samples or max_rate"
+        )
+
+
+def dips(curve: Curve, windows: ZeroWindows) -> dict[str, Any]:
+    """Count the visits to zero: how many, the longest, the last.
+
+    Returns
+    -------
+    dict
+        ``n_dips``; ``dwell_steps``, learner steps from the first to the last point of the longest visit;
+        ``t_last_zero``, learner step of the last point at zero, or None; ``recovered``, whether zero was touched
+        and the last full window is not zero.
+    """
+    covered = windows.at_zero(len(curve.steps))
+    edges = np.diff(np.concatenate([[0], covered.astype(np.int8), [0]]))
+    starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
+    lengths = curve.steps[stops] - curve.steps[starts]
+    return {
+        "n_dips": len(starts),
+        "dwell_steps": int(lengths.max()) if len(starts) else 0,
+        "t_last_zero": int(curve.steps[stops[-1]]) if len(starts) else None,
+        "recovered": bool(len(starts) and not windows.zero[-1]),
+    }
+
+
+def window_evidence(curve: Curve, windows: ZeroWindows, index: int) -> dict[str, Any]:
+    """What one window shows, in the words of the record."""
+    pooled = windows.pooled
+    return {
+        "window_steps": [int(curve.steps[pooled.first[index]]), int(curve.steps[pooled.last[index]])],
+        "n": int(pooled.samples[index]),
+        "passes": int(pooled.passes[index]),
+        "upper": float(windows.upper[index]),
+    }
+
+
+STARTS_AT_ZERO = "undecidable: the pass rate is at zero from the first window on, so it cannot fall to it"

@@ -1,0 +1,146 @@
+"""From a cell to live objects, and the checks that no single option can make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stalefront.choice import OptionError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from stalefront.cell import Cell
+    from stalefront.rollout import Sampler
+    from stalefront.task import Row
+
+
+@dataclass
+class Parts:
+    """Live objects of a cell.
+
+    Attributes
+    ----------
+    model, reference
+        The policy at π₀, and a frozen copy of it (the KL reference).
+    minibatch_rows
+        Rows of a rollout batch for each part it is cut into (outer) and each micro-batch of that part (inner).
+    validation_rows
+        Held-out rows, the same at every validation.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    model: PreTrainedModel
+    reference: PreTrainedModel
+    sampler: Sampler
+    minibatch_rows: list[list[torch.Tensor]]
+    validation_rows: list[Row]
+    device: torch.device
+
+
+def build(cell: Cell, cache: Path) -> Parts:
+    """Load or make the model, warm it up if asked for, and set up sampling."""
+    import torch
+
+    from stalefront.model import clean_copy
+    from stalefront.rollout import Sampler
+    from stalefront.warmup import start_model
+
+    tokenizer = cell.model.tokenizer()
+    model = start_model(cell, tokenizer, cache)
+    sampler = Sampler(
+        tokenizer,
+        max_completion_length=cell.task.max_completion_length,
+        temperature=cell.task.temperature,
+        stop=cell.task.stop_text(),
+        end_ids=end_ids(model, tokenizer),
+    )
+    device = torch.device(cell.device)
+    return Parts(
+        tokenizer=tokenizer,
+        model=model,
+        reference=clean_copy(model),
+        sampler=sampler,
+        minibatch_rows=row_slices(cell, device),
+        validation_rows=cell.task.validation_rows(cell.seed, cell.validation.num_samples),
+        device=device,
+    )
+
+
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens that end a completion: the tokenizer's, and those of the model's generation configuration."""
+    declared = getattr(model.generation_config, "eos_token_id", None)
+    listed = declared if isinstance(declared, list) else [declared]
+    return sorted({int(i) for i in (*listed, tokenizer.eos_token_id) if i is not None})
+
+
+def row_slices(cell: Cell, device: torch.device) -> list[list[torch.Tensor]]:
+    """Rows by part and by micro-batch: whole groups, in order."""
+    import torch
+
+    rows = torch.arange(cell.task.num_prompts * cell.task.num_generations, device=device)
+    return [list(part.chunk(cell.optimizer.grad_accum)) for part in rows.chunk(cell.delay.parts_per_batch)]
+
+
+def check_pairs(cell: Cell) -> None:
+    """Refuse combinations of options that cannot work, count something twice, or can never act."""
+    prompts, parts = cell.task.num_prompts, cell.delay.parts_per_batch
+    if prompts % parts:
+        legal = f"a divisor of task.num_prompts={prompts}"
+        raise OptionError("delay.minibatches", parts, legal, "Parts are whole groups.")
+    rows, pieces = prompts // parts * cell.task.num_generations, cell.optimizer.grad_accum
+    if rows % pieces:
+        raise OptionError("optimizer.grad_accum", pieces, f"a divisor of the {rows} sequences of a learner step")
+    for correction in cell.correction:
+        _check_anchor(cell, correction.choice(), correction.anchor)
+    cell.engine.refuse(cell)
+
+
+def _check_anchor(cell: Cell, name: str, anchor: str) -> None:
+    field = f"correction.{name}.anchor"
+    if anchor == "old/mu":
+        raise OptionError(
+            field,
+            anchor,
+            "theta/mu or theta/old",
+            "Without mismatch between sampler and trainer old/mu is 1, so the correction would never act.",
+        )
+    if cell.loss.ratio is not None:
+        raise OptionError(
+            field,
+            anchor,
+            "a ratio that the loss does not hold already",
+            f"loss={cell.loss.choice()} holds {cell.loss.ratio}; use loss=reinforce, which has none.",
+        )
+
+
+def preflight(cells: list[Cell]) -> None:
+    """Look up, once each, what only the outside can tell: hub checkpoints and the device."""
+    for checkpoint in sorted({str(c.model.checkpoint) for c in cells if c.model.is_hub_id}):
+        _check_hub(checkpoint)
+    for device in sorted({c.device for c in cells} - {"cpu"}):
+        _check_device(device)
+
+
+def _check_hub(checkpoint: str) -> None:
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(checkpoint)
+    except (OSError, ValueError) as error:
+        legal = "a model that the hub, its local cache, or a folder has"
+        reason = str(error).splitlines()[0]
+        raise OptionError("model.checkpoint", checkpoint, legal, f"Looking it up gave: {reason}") from error
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    kind, _, index = device.partition(":")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        found = f"{torch.cuda.device_count()} CUDA devices are here"
+        raise OptionError("device", device, "cpu, or a CUDA device that is here", f"{found}.")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise OptionError("device", device, "cpu, or mps on a machine that has it")

@@ -1,0 +1,163 @@
+"""A cell: one run of the grid, fully resolved, with an identity that depends on what changes its numbers alone."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from stalefront.choice import Choice, OptionError, is_count
+from stalefront.correction import Correction
+from stalefront.delay import Delay
+from stalefront.engine import Engine
+from stalefront.loss import Loss
+from stalefront.model import Model
+from stalefront.optimizer import Optimizer
+from stalefront.task import Task
+
+GROUPS = ("model", "task", "delay", "loss", "engine")
+
+# Dotted path → value at which a field added after the first release changes nothing. Such a field is left out of
+# the identity at that value, so that cells recorded before it keep their ids. `*` stands for any choice.
+NEUTRAL: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Validation(Choice):
+    """Held-out evaluation: `num_samples` answers every `every` learner steps."""
+
+    every: int
+    num_samples: int
+
+    @classmethod
+    def key(cls, field: str) -> str:
+        """Override key of `field`."""
+        return f"validation.{field}"
+
+    def check(self) -> None:
+        """Both are counts."""
+        self.require(is_count(self.every), "every", "a whole number of at least 1")
+        self.require(is_count(self.num_samples), "num_samples", "a whole number of at least 1")
+
+
+@dataclass(frozen=True)
+class Cell(Choice):
+    """One run: everything that changes its numbers, and nothing else.
+
+    Attributes
+    ----------
+    seed : int
+        Keys sampling, prompts, weight initialisation and warm-up.
+    steps : int
+        Horizon T in learner steps.
+    device, threads
+        Part of the identity, since the last bits of a sum depend on them.
+    """
+
+    seed: int
+    steps: int
+    device: str
+    threads: int
+    model: Model
+    task: Task
+    delay: Delay
+    loss: Loss
+    correction: tuple[Correction, ...]
+    optimizer: Optimizer
+    engine: Engine
+    validation: Validation
+
+    def check(self) -> None:
+        """Counts, the device's form, and the pairs of options that cannot be combined."""
+        self.require(self.seed >= 0, "seed", "a whole number of at least 0")
+        self.require(is_count(self.steps), "steps", "a whole number of at least 1")
+        self.require(is_count(self.threads), "threads", "a whole number of at least 1")
+        kind = self.device.split(":")[0]
+        self.require(kind in ("cpu", "cuda", "mps"), "device", "cpu, cuda, cuda:<index> or mps")
+        from stalefront.build import check_pairs
+
+        check_pairs(self)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Cell:
+        """Cell of a composed configuration or of a recorded `config.json`; raises `OptionError`."""
+        values: dict[str, Any] = {key: config[key] for key in ("seed", "steps", "device", "threads") if key in config}
+        for group in GROUPS:
+            values[group] = make_choice(group, config.get(group))
+        values["correction"] = tuple(make_choice("correction", entry) for entry in _entries(config.get("correction")))
+        values["optimizer"] = Optimizer.from_mapping(config["optimizer"])
+        values["validation"] = Validation.from_mapping(config["validation"])
+        return cls.from_mapping(values)
+
+    @cached_property
+    def cell_id(self) -> str:
+        """Twelve hex digits of the hash of `as_dict`, fields at their neutral value left out."""
+        return identity(self.as_dict())
+
+    @property
+    def S(self) -> int:
+        """Number of versions the age of a token can take: 1 is on-policy."""
+        return self.delay.max_lag_updates + 1
+
+
+def identity(cell: Mapping[str, Any], neutral: Mapping[str, Any] | None = None) -> str:
+    """Hash of a cell's plain form; see `NEUTRAL`."""
+    pruned = json.loads(json.dumps(cell))
+    for path, value in (NEUTRAL if neutral is None else neutral).items():
+        *parents, leaf = path.split(".")
+        node: Any = pruned
+        for key in parents:
+            node = node.get(key, {}) if isinstance(node, dict) else {}
+        if isinstance(node, dict) and leaf in node and node[leaf] == value:
+            del node[leaf]
+    text = json.dumps(pruned, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def make_choice(group: str, config: Any) -> Any:
+    """Instance of the choice that `config` names, by `choice` (a record) or by `_target_` (a composed file).
+
+    Only names inside `stalefront.<group>` are followed: a method is named code of this package, never an
+    import path that a configuration file brings in.
+    """
+    if not isinstance(config, Mapping) or not ("choice" in config or "_target_" in config):
+        raise OptionError(group, config, f"one of the choices of the group {group}", f"Give {group}=<choice>.")
+    target = str(config.get("_target_", f"stalefront.{group}.{config.get('choice')}."))
+    module_name, _, class_name = target.rpartition(".")
+    if not module_name.startswith(f"stalefront.{group}."):
+        raise OptionError(f"{group}._target_", target, f"a class inside stalefront.{group}")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise OptionError(group, config.get("choice", target), f"a module of stalefront.{group}") from error
+    return _choice_class(module, class_name).from_mapping(config)
+
+
+def _choice_class(module: Any, class_name: str) -> type[Choice]:
+    """The named class of `module`, or the only public choice it defines."""
+    if class_name:
+        found: type[Choice] = getattr(module, class_name)
+        return found
+    own = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Choice) and value.__module__ == module.__name__
+    ]
+    return next(value for value in own if getattr(value, "is_public", True))
+
+
+def _entries(config: Any) -> list[Any]:
+    """Ordered entries of a list-valued group: a mapping name → entry when composed, a list when recorded."""
+    if config is None:
+        return []
+    if isinstance(config, Mapping):
+        return list(config.values())
+    return list(config)
+
+
+State = Literal["planned", "submitted", "running", "interrupted", "completed", "non-finite", "failed"]
+FINISHED: tuple[State, ...] = ("completed", "non-finite")

@@ -1,0 +1,47 @@
+"""Rewards as columns: of the rollout batch in use, and of held-out prompts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stalefront.advantage import Advantages
+from stalefront.batch import RolloutBatch
+
+if TYPE_CHECKING:
+    from stalefront.build import Parts
+    from stalefront.cell import Cell
+
+# Prompts sampled side by side in a validation; a bound on memory, of no influence on the numbers.
+CHUNK = 128
+
+
+def batch_columns(batch: RolloutBatch, advantages: Advantages) -> dict[str, Any]:
+    """Reward, length and signal of a rollout batch; a pass is a reward above 0."""
+    reward = batch.reward_B
+    return {
+        "reward_train": float(reward.mean()),
+        "reward_train_n": reward.numel(),
+        "reward_train_passes": int((reward > 0).sum()),
+        "reward_std_group_mean": float(advantages.reward_std_P.mean()),
+        "zero_adv_group_frac": float((advantages.reward_std_P == 0).double().mean()),
+        "completion_length_mean": float(batch.mask_BT.sum(-1).double().mean()),
+        "truncated_frac": float(batch.truncated_B.double().mean()),
+    }
+
+
+def validate(cell: Cell, parts: Parts, step: int) -> dict[str, Any]:
+    """One sampled answer to each held-out prompt, keyed by (seed, step, row)."""
+    rows = parts.validation_rows
+    rewards: list[float] = []
+    for number, start in enumerate(range(0, len(rows), CHUNK)):
+        chunk = rows[start : start + CHUNK]
+        prompts = parts.sampler.encode([cell.task.render(row, parts.tokenizer) for row in chunk], parts.device)
+        samples = parts.sampler.sample(
+            parts.model, prompts, num_generations=1, seed=cell.seed, purpose=f"validation {number}", batch=step
+        )
+        rewards += cell.task.score(chunk, samples.texts, samples.completion_ids)
+    return {
+        "reward_val": sum(rewards) / len(rewards),
+        "reward_val_n": len(rewards),
+        "reward_val_passes": sum(value > 0 for value in rewards),
+    }

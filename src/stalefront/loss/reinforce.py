@@ -1,0 +1,30 @@
+"""REINFORCE on stale samples: no ratio, no clip; what corrections that bring their own ratio build on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stalefront.loss import Loss
+
+if TYPE_CHECKING:
+    from stalefront.batch import LossInputs
+    from stalefront.surrogate import Surrogate
+
+
+@dataclass(frozen=True)
+class Reinforce(Loss):
+    """(1/B) Σ_b (1/|y_b|) Σ_t −A log θ.
+
+    On-policy its gradient is GRPO's, since ∇r = ∇log θ at r = 1. Off-policy it is biased, and the bias is what a
+    correction such as token TIS removes.
+    """
+
+    ratio = None
+    reduction = "sequence_mean"
+
+    def surrogate(self, inputs: LossInputs) -> Surrogate:
+        """See `stalefront.surrogate.policy_gradient`."""
+        from stalefront.surrogate import policy_gradient
+
+        return policy_gradient(inputs.logp_theta_BT, inputs.advantage_B[:, None])

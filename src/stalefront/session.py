@@ -1,0 +1,113 @@
+"""What an engine needs of the outside while a cell runs: records, checkpoints, status, and requests to stop."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from stalefront.choice import OptionError
+from stalefront.paths import CellPaths
+from stalefront.record import StepWriter, rewind
+
+
+def parse_interval(value: int | str) -> tuple[int | None, float | None]:
+    """(learner steps, seconds) of a `checkpoint_every`: a whole number is steps, a number with `m` is minutes."""
+    text = str(value).strip()
+    if re.fullmatch(r"\d+", text) and int(text) > 0:
+        return int(text), None
+    if re.fullmatch(r"\d+(\.\d+)?m", text) and float(text[:-1]) > 0:
+        return None, 60 * float(text[:-1])
+    legal = "a number of learner steps (64) or of minutes (10m)"
+    raise OptionError("run.checkpoint_every", value, legal)
+
+
+class Session:
+    """One attempt at a cell.
+
+    Parameters
+    ----------
+    paths
+        Files of the cell.
+    attempt : int
+        From 1.
+    checkpoint_every
+        Learner steps, or minutes with suffix `m`.
+    on_status
+        Called with (step, latest validation reward or None) after every record.
+    """
+
+    def __init__(
+        self,
+        paths: CellPaths,
+        *,
+        attempt: int,
+        checkpoint_every: int | str,
+        on_status: Callable[[int, float | None], None],
+    ) -> None:
+        self.paths, self.attempt, self.on_status = paths, attempt, on_status
+        self.every_steps, self.every_seconds = parse_interval(checkpoint_every)
+        self.stop_requested = False
+        self.resumed_from_step = 0
+        self.last_step: int | None = None
+        self.reward_val: float | None = None
+        self._saved_at = time.monotonic()
+        self._writer: StepWriter | None = None
+
+    def stop_on_signals(self) -> None:
+        """SIGTERM and SIGUSR2 ask for a checkpoint and an orderly end after the current learner step."""
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, self._stop)
+
+    def _stop(self, *_: object) -> None:
+        self.stop_requested = True
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """State to continue from, with the step file brought back to it; None starts over.
+
+        Rows that the continuation will compute again are moved to `attempts/<n>/steps.jsonl` first.
+        """
+        import torch
+
+        state: dict[str, Any] | None = None
+        if self.paths.checkpoint.exists():
+            state = torch.load(self.paths.checkpoint, weights_only=True)
+            self.resumed_from_step = int(state["step"])
+        last = -1 if state is None else self.resumed_from_step
+        rewind(self.paths.steps, last, self.paths.attempt(max(self.attempt - 1, 0)) / self.paths.steps.name)
+        return state
+
+    def record(self, row: dict[str, Any]) -> None:
+        """Append a step record and tell the status."""
+        if self._writer is None:
+            self._writer = StepWriter(self.paths.steps)
+        self._writer.append(row)
+        self.last_step = int(row["step"])
+        if row.get("reward_val") is not None:
+            self.reward_val = float(row["reward_val"])
+        self.on_status(self.last_step, self.reward_val)
+
+    def checkpoint_due(self, step: int) -> bool:
+        """True when the interval has passed."""
+        if self.every_steps is not None:
+            return step % self.every_steps == 0
+        return time.monotonic() - self._saved_at >= float(self.every_seconds or 0)
+
+    def save_checkpoint(self, step: int, state: dict[str, Any]) -> None:
+        """Write a checkpoint in one step; the one before it is valid until then."""
+        import torch
+
+        path = self.paths.checkpoint
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tmp = path.with_suffix(".tmp")
+        torch.save(state, tmp)
+        os.replace(tmp, path)
+        self._saved_at = time.monotonic()
+
+    def close(self) -> None:
+        """Close the step file."""
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,154 @@
+"""Statistics of a learner step: pure functions of the loss inputs, on valid tokens and before any mask or weight.
+
+Notation: l = log-ratio of two policies on a valid token, r = e^l, n = number of valid tokens. Nothing here drops a
+non-finite value: a NaN log-prob makes the statistics that contain it NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stalefront.batch import LossInputs, RolloutBatch, Weights
+
+if TYPE_CHECKING:
+    from stalefront.loss import LossValue
+
+QUANTILES = (0.05, 0.5, 0.95)
+
+
+class Seen(NamedTuple):
+    """What one micro-batch of a learner step looked like; no graph."""
+
+    inputs: LossInputs
+    weights: Weights | None
+    value: LossValue
+    entropy_BT: Tensor
+
+
+def step_columns(seen: Sequence[Seen]) -> dict[str, Any]:
+    """Columns of a learner step from its micro-batches, as if they had been one batch.
+
+    `step_scale` comes along for the update; corrections that scale the step see one micro-batch each, so their
+    scales are averaged.
+    """
+    inputs = _joined([piece.inputs for piece in seen])
+    weights = None
+    if all(piece.weights is not None for piece in seen):
+        weights = _joined_weights([piece.weights for piece in seen if piece.weights is not None])
+    mask = inputs.mask_BT
+    entropy = torch.cat([piece.entropy_BT for piece in seen])[mask].double()
+    reference = inputs.logp_ref_BT
+    return {
+        "tokens": int(mask.sum()),
+        "rows_kept_frac": 1.0,
+        "loss": float(sum(piece.value.loss for piece in seen)),
+        "entropy_nats": float(entropy.mean()),
+        **ratio_columns(inputs),
+        **({} if reference is None else kl_reference_columns(inputs.logp_theta_BT, reference, mask)),
+        "clip_low_frac": share(torch.cat([piece.value.clip_low_BT for piece in seen]), mask),
+        "clip_high_frac": share(torch.cat([piece.value.clip_high_BT for piece in seen]), mask),
+        **weight_columns(weights, mask),
+        "step_scale": 1.0 if weights is None else weights.step_scale,
+    }
+
+
+def _joined(parts: Sequence[LossInputs]) -> LossInputs:
+    if len(parts) == 1:
+        return parts[0]
+    names = ("logp_theta_BT", "logp_old_BT", "logp_behav_BT", "advantage_B", "mask_BT")
+    refs = [p.logp_ref_BT for p in parts if p.logp_ref_BT is not None]
+    joined = {name: torch.cat([getattr(p, name) for p in parts]) for name in names}
+    return LossInputs(**joined, logp_ref_BT=torch.cat(refs) if refs else None)
+
+
+def _joined_weights(parts: Sequence[Weights]) -> Weights:
+    return Weights(
+        torch.cat([p.weight_BT for p in parts]),
+        torch.cat([p.keep_BT for p in parts]),
+        sum(p.step_scale for p in parts) / len(parts),
+    )
+
+
+def ratio_columns(inputs: LossInputs) -> dict[str, Any]:
+    """Mean, maximum and log-quantiles of θ/μ, θ/old and old/μ, and the ESS of θ/μ."""
+    columns: dict[str, Any] = {}
+    for anchor in ("theta/mu", "theta/old", "old/mu"):
+        log_ratio = inputs.anchored_BT(anchor)[inputs.mask_BT].double()
+        columns |= {f"{anchor.replace('/', '_')}_{k}": v for k, v in log_ratio_stats(log_ratio).items()}
+    staleness = inputs.anchored_BT("theta/mu").double()
+    columns["ess_token_frac"] = ess_frac(staleness[inputs.mask_BT])
+    columns["ess_seq_frac"] = ess_frac((staleness * inputs.mask_BT).sum(-1))
+    return columns
+
+
+def log_ratio_stats(log_ratio_N: Tensor) -> dict[str, float]:
+    """Statistics of n log-ratios (nats) and of their exponentials."""
+    if log_ratio_N.numel() == 0:
+        names = ("ratio_mean", "ratio_max", "logratio_mean", "logratio_abs_mean", "k3_nats")
+        return dict.fromkeys((*names, "logratio_q05", "logratio_q50", "logratio_q95"), math.nan)
+    ratio = log_ratio_N.exp()
+    # quantile() is not defined on NaN input for every back end; one NaN makes all of them NaN.
+    low, mid, high = torch.quantile(log_ratio_N, torch.tensor(QUANTILES, dtype=torch.float64, device=ratio.device))
+    return {
+        "ratio_mean": float(ratio.mean()),
+        "ratio_max": float(ratio.max()),
+        "logratio_mean": float(log_ratio_N.mean()),
+        "logratio_abs_mean": float(log_ratio_N.abs().mean()),
+        "logratio_q05": float(low),
+        "logratio_q50": float(mid),
+        "logratio_q95": float(high),
+        "k3_nats": float((ratio - 1 - log_ratio_N).mean()),
+    }
+
+
+def ess_frac(log_weight_N: Tensor) -> float:
+    """Effective sample size as a share, (Σw)² / (n Σw²), from log-weights, so that no exponential overflows."""
+    n = log_weight_N.numel()
+    if n == 0:
+        return math.nan
+    log_ess = 2 * torch.logsumexp(log_weight_N, 0) - torch.logsumexp(2 * log_weight_N, 0)
+    return float(log_ess.exp()) / n
+
+
+def kl_reference_columns(logp_theta_BT: Tensor, logp_ref_BT: Tensor, mask_BT: Tensor) -> dict[str, Any]:
+    """k1 = mean(log θ − log ref) and k3 = mean(e^d − d − 1), d = log ref − log θ, over valid tokens."""
+    difference = (logp_ref_BT - logp_theta_BT)[mask_BT].double()
+    return {
+        "kl_ref_k1_nats": float(-difference.mean()),
+        "kl_ref_k3_nats": float((difference.exp() - difference - 1).mean()),
+    }
+
+
+def lag_columns(batch: RolloutBatch, version_now: int) -> dict[str, Any]:
+    """Realised lag of every trained token, and its split at the moment its sequence was finished."""
+    version = batch.version_BT[batch.mask_BT].double()
+    finished = batch.finished_version_B[:, None].expand_as(batch.mask_BT)[batch.mask_BT].double()
+    lag = version_now - version
+    return {
+        "lag_mean_updates": float(lag.mean()),
+        "lag_max_updates": float(lag.max()),
+        "lag_wait_mean_updates": float((version_now - finished).mean()),
+        "lag_gen_mean_updates": float((finished - version).mean()),
+    }
+
+
+def weight_columns(weights: Weights | None, mask_BT: Tensor) -> dict[str, Any]:
+    """Correction weights on valid tokens and the share of tokens a correction removed; absent without one."""
+    if weights is None:
+        return {"weight_mean": None, "weight_min": None, "mask_frac": None}
+    weight = weights.weight_BT[mask_BT]
+    return {
+        "weight_mean": float(weight.mean()),
+        "weight_min": float(weight.min()),
+        "mask_frac": float((~weights.keep_BT[mask_BT]).double().mean()),
+    }
+
+
+def share(flag_BT: Tensor, mask_BT: Tensor) -> float:
+    """Share of valid tokens where `flag_BT` holds."""
+    return float(flag_BT[mask_BT].double().mean())

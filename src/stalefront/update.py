@@ -1,0 +1,108 @@
+"""The applied update: clip, set the rate, step, and measure what truly changed."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from stalefront.batch import Update
+
+if TYPE_CHECKING:
+    from stalefront.optimizer import Optimizer
+
+
+def flat(tensors: list[Tensor]) -> Tensor:
+    """One float32 vector of all entries."""
+    return torch.cat([t.detach().reshape(-1).float() for t in tensors])
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    """⟨a, b⟩ / (‖a‖ ‖b‖); NaN where one of them is zero or not finite, since no angle exists then."""
+    norms = float(a.norm()) * float(b.norm())
+    return float(a @ b) / norms if norms > 0 else math.nan
+
+
+class Updater:
+    """Applies gradients and remembers the previous ones."""
+
+    def __init__(self, model: torch.nn.Module, options: Optimizer) -> None:
+        """`model` is at π₀: distances are measured from here."""
+        self.params = [p for p in model.parameters() if p.requires_grad]
+        self.options = options
+        self.torch = options.build(self.params)
+        self.start = flat(self.params)
+        self.previous_grad: Tensor | None = None
+        self.previous_delta: Tensor | None = None
+
+    def zero_grad(self) -> None:
+        """Forget accumulated gradients."""
+        self.torch.zero_grad(set_to_none=True)
+
+    def apply(self, step: int, lr_scale: float = 1.0) -> Update:
+        """Clip the accumulated gradient, step at the scheduled rate times `lr_scale`, and measure.
+
+        The applied gradient is what the optimizer sees: after clipping, and for `nsgd` after division by its norm.
+        A non-finite gradient is applied like any other: what it does to the weights is an observation.
+        """
+        for p in self.params:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        grads = [p.grad for p in self.params if p.grad is not None]
+        raw, factor = self._clip(grads)
+        gradient, before = flat(grads), flat(self.params)
+        lr = self.options.lr_at(step)
+        for group in self.torch.param_groups:
+            group["lr"] = lr * lr_scale
+        self.torch.step()
+        after = flat(self.params)
+        delta = after - before
+        update = Update(
+            lr_asked=lr,
+            lr_scale=lr_scale,
+            lr_applied=lr * lr_scale,
+            stepped=True,
+            finite=bool(torch.isfinite(after).all()),
+            grad_norm_raw=raw,
+            grad_norm_applied=float(gradient.norm()),
+            clip_factor=factor,
+            update_norm=float(delta.norm()),
+            dist_from_start=float((after - self.start).norm()),
+            param_norm=float(after.norm()),
+            cos_grad=None if self.previous_grad is None else cosine(gradient, self.previous_grad),
+            cos_update=None if self.previous_delta is None else cosine(delta, self.previous_delta),
+        )
+        self.previous_grad, self.previous_delta = gradient, delta
+        return update
+
+    def _clip(self, grads: list[Tensor]) -> tuple[float, float]:
+        """Norm before clipping, and the factor the gradient was multiplied by."""
+        if self.options.kind == "nsgd":
+            norm = float(torch.nn.utils.get_total_norm(grads))
+            factor = 1.0 / norm if norm > 0 else 1.0
+            torch._foreach_mul_(grads, factor)
+            return norm, factor
+        limit = self.options.max_grad_norm
+        if limit is None:
+            return float(torch.nn.utils.get_total_norm(grads)), 1.0
+        norm = float(torch.nn.utils.clip_grad_norm_(self.params, limit))
+        # The factor torch applied: its 1e-6 guards a zero norm.
+        return norm, min(1.0, limit / (norm + 1e-6)) if math.isfinite(norm) else limit / norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a restart needs to go on bit for bit."""
+        return {
+            "torch": self.torch.state_dict(),
+            "start": self.start,
+            "previous_grad": self.previous_grad,
+            "previous_delta": self.previous_delta,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.torch.load_state_dict(state["torch"])
+        self.start = state["start"]
+        self.previous_grad = state["previous_grad"]
+        self.previous_delta = state["previous_delta"]
