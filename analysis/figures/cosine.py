@@ -67,7 +67,7 @@ def _smoothed(key: Any, group: pd.DataFrame, where: str) -> pd.DataFrame:
             "step": binned.index,
             "cosine": (rolled["total"] / rolled["n"].replace(0, np.nan)).to_numpy(),
             "n": binned["n"].to_numpy(),
-        }  # fmt: skip
+        }
     )
     out = out[out["n"] > 0]
     return out.assign(S=key[0], lr=key[1], where=where)[list(COLUMNS)]
@@ -83,8 +83,10 @@ def draw(frame: pd.DataFrame) -> Figure:
             return figure
         figure = new_figure(min(1.8 + 1.9 * len(s_values), 13.0), 4.4)
         grid = figure.subplots(2, len(s_values), sharex=True, sharey=True, squeeze=False)
-        look_of = {lr: (c, DASHES[i % len(DASHES)]) for i, (lr, c) in enumerate(zip(lr_values, shades(len(lr_values)),
-                                                                                    strict=True))}  # fmt: skip
+        look_of = {
+            lr: (c, DASHES[i % len(DASHES)])
+            for i, (lr, c) in enumerate(zip(lr_values, shades(len(lr_values)), strict=True))
+        }
         for j, s in enumerate(s_values):
             for i, where in enumerate(WHERE):
                 _panel(grid[i, j], frame[(frame["S"] == s) & (frame["where"] == where)], look_of)
@@ -93,10 +95,12 @@ def draw(frame: pd.DataFrame) -> Figure:
             grid[i, 0].set_ylabel(text, fontsize=8)
         lowest = float(np.nanmin(frame["cosine"].to_numpy(dtype=np.float64)))
         grid[0, 0].set_ylim(min(-0.15, max(lowest, -1.0) - 0.05), 1.05)
+        for axes in grid.flat:
+            axes.label_outer(remove_inner_ticks=True)
         figure.supxlabel("learner steps", fontsize=9)
         figure.supylabel("cosine of consecutive applied gradients", fontsize=9)
         handles = [Line2D([], [], color=c, ls=d, label=f"η = {number(float(lr))}") for lr, (c, d) in look_of.items()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(6, len(handles)), fontsize=8)
+        figure.legend(handles=handles, loc="outside upper center", ncols=min(6, len(handles)), fontsize=8)
         return figure
 
 
@@ -107,5 +111,5 @@ def _panel(axes: Axes, part: pd.DataFrame, look_of: dict[Any, tuple[Any, Any]]) 
         axes.text(0.5, 0.5, "none", ha="center", va="center", color=MUTED, fontsize=8, transform=axes.transAxes)
     for lr, line in part.groupby("lr", sort=True):
         colour, dash = look_of[lr]
-        single = {"marker": "o", "ms": 3} if len(line) == 1 else {}
+        single: dict[str, Any] = {"marker": "o", "ms": 3} if len(line) == 1 else {}
         axes.plot(line["step"].astype(float), line["cosine"].astype(float), color=colour, ls=dash, lw=1.4, **single)

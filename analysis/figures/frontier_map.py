@@ -19,7 +19,7 @@ from stalefront.analysis.fits.firth import contour
 from stalefront.analysis.verdicts import DEFAULT
 
 DEFINITIONS = ("first_zero", DEFAULT)
-TITLES = {"first_zero": "touched zero at least once", DEFAULT: "fell to zero and stayed there"}
+TITLES = {"first_zero": "first_zero: touched zero at least once", DEFAULT: f"{DEFAULT}: fell to zero and stayed"}
 COLUMNS = ("layer", "definition", "S", "lr", "lr_hi", "n_planned", "n_decided", "n_collapsed", "states", "differs")
 # More cells than this in a panel leave no room for text; colour, hatch and outline remain.
 MAX_TEXT_CELLS = 160
@@ -114,9 +114,11 @@ def draw(frame: pd.DataFrame) -> Figure:
             else:
                 _panel(axes, part)
         if not cells.empty:
+            for axes in panels:
+                axes.label_outer(remove_inner_ticks=True)
             panels[0].set_ylabel("learning rate η (log₂ scale)")
             figure.supxlabel("staleness S (updates, log₂ scale)", fontsize=9)
-            figure.legend(handles=_legend(frame), loc="outside lower center", ncols=3, fontsize=8)
+            figure.legend(handles=_legend(frame), loc="outside upper center", ncols=3, fontsize=8)
         return figure
 
 
@@ -168,10 +170,20 @@ def _cell(axes: Axes, row: Any, x: tuple[float, float], y: tuple[float, float], 
 
 def _label(axes: Axes, row: Any, x: float, y: float, *, dark: bool) -> None:
     label = f"{row.n_collapsed}/{row.n_decided}" if row.n_decided else row.states.split(",")[0].split(" ", 1)[-1]
-    colour, halo = ("white", INK) if dark else (INK, "white")
-    effects = [withStroke(linewidth=2.2, foreground=halo)]
-    axes.text(x, y, label + (" ≠" if row.differs else ""), ha="center", va="center", color=colour, fontsize=8.5,
-              zorder=6, path_effects=effects)  # fmt: skip
+    palette = sns.color_palette("cividis_r", as_cmap=True)
+    colour, halo = ("white", palette(0.98)) if dark else (INK, palette(0.08))
+    effects = [withStroke(linewidth=2.0, foreground=halo)]
+    axes.text(
+        x,
+        y,
+        label + (" ≠" if row.differs else ""),
+        ha="center",
+        va="center",
+        color=colour,
+        fontsize=9,
+        zorder=6,
+        path_effects=effects,
+    )
 
 
 def _brackets(axes: Axes, found: pd.DataFrame, columns: dict[float, tuple[float, float]]) -> None:
@@ -186,7 +198,11 @@ def _brackets(axes: Axes, found: pd.DataFrame, columns: dict[float, tuple[float,
         for colour, width in (("white", 4.0), (INK, 1.6)):
             axes.plot([x, x], [lo, hi], color=colour, lw=width, solid_capstyle="butt", zorder=5.5)
         for end, y, arrow in ((ends[0], lo, "v"), (ends[1], hi, "^")):
-            axes.plot([x], [y], marker="_" if end is not None else arrow, color=INK, ms=7, mew=1.6, zorder=5.6)
+            if end is None:
+                axes.plot([x], [y], marker=arrow, mfc=INK, mec="white", ms=8, mew=0.8, zorder=5.6)
+            else:
+                axes.plot([x], [y], marker="_", color="white", ms=9, mew=3.2, zorder=5.4)
+                axes.plot([x], [y], marker="_", color=INK, ms=7, mew=1.6, zorder=5.6)
 
 
 def _legend(frame: pd.DataFrame) -> list[Any]:

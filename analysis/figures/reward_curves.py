@@ -119,9 +119,11 @@ def draw(frame: pd.DataFrame) -> Figure:
                     grid[i, j].set_title(f"S = {number(float(s))}", loc="center")
             grid[i, 0].set_ylabel(f"η = {number(float(lr))}", fontsize=8)
         grid[0, 0].set_ylim(*_limits(frame))
+        for axes in grid.flat:
+            axes.label_outer(remove_inner_ticks=True)
         figure.supxlabel("learner steps", fontsize=9)
         figure.supylabel("mean reward", fontsize=9)
-        figure.legend(handles=_legend(frame, seeds, colours), loc="outside lower center", ncols=4, fontsize=8)
+        figure.legend(handles=_legend(frame, seeds, colours), loc="outside upper center", ncols=4, fontsize=8)
         return figure
 
 
@@ -145,8 +147,9 @@ def _panel(axes: Axes, part: pd.DataFrame | None, colours: dict[Any, Any]) -> No
         _non_finite(axes, x.to_numpy(), y.to_numpy())
     band = part[part["layer"] == "band"].astype({"step": float, "reward": float})
     if len(band):
-        axes.fill_between(band["step"], band["reward_lo"].astype(float), band["reward_hi"].astype(float),
-                          color=MUTED, alpha=0.3, lw=0)  # fmt: skip
+        axes.fill_between(
+            band["step"], band["reward_lo"].astype(float), band["reward_hi"].astype(float), color=MUTED, alpha=0.3, lw=0
+        )
         axes.plot(band["step"], band["reward"], color=INK, lw=1.2)
     for row in part[part["layer"] == "event"].to_dict("records"):
         strict = row["definition"] == DEFAULT
@@ -158,7 +161,7 @@ def _panel(axes: Axes, part: pd.DataFrame | None, colours: dict[Any, Any]) -> No
         )
     text = next(iter(part[part["layer"] == "state"]["state"]), "")
     if text:
-        axes.text(0.97, 0.04, text, ha="right", va="bottom", fontsize=6.5, color=MUTED, transform=axes.transAxes)
+        axes.text(0.99, 0.99, text, ha="right", va="top", fontsize=6.5, color=MUTED, transform=axes.transAxes)
 
 
 def _non_finite(axes: Axes, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:

@@ -14,7 +14,7 @@ from stalefront.analysis.fits.base import Fit, outcomes
 from stalefront.analysis.verdicts import DEFAULT
 
 DEFINITIONS = ("first_zero", DEFAULT)
-TITLES = {"first_zero": "first touches zero", DEFAULT: "falls to zero for good"}
+TITLES = {"first_zero": "first_zero: first touches zero", DEFAULT: f"{DEFAULT}: falls to zero for good"}
 COLUMNS = ("layer", "definition", "S", "lr", "seed", "lo", "mid", "hi", "censor")
 # With more runs than this the intervals of single events hide one another and are left out of the drawing.
 MAX_BARS = 300
@@ -55,7 +55,7 @@ def data(table: pd.DataFrame, arm: str, fits: list[Fit]) -> pd.DataFrame:
                 "mid": c.value,
                 "lo": i.lo if i else None,
                 "hi": i.hi if i else None,
-            }  # fmt: skip
+            }
             for f in fits
             if (f.name, f.arm, f.definition) == ("t_eta", arm, definition) and "t_eta" in f.constants
             for c, i in [(f.constants["t_eta"], f.constants["t_eta"].interval)]
@@ -75,16 +75,21 @@ def draw(frame: pd.DataFrame) -> Figure:
         figure = new_figure(9.2, 4.3)
         panels = figure.subplots(1, 2, sharex=True, sharey=True)
         s_values = sorted(set(runs["S"]))
-        look_of = {s: (c, MARKERS[i % len(MARKERS)]) for i, (s, c) in enumerate(zip(s_values, shades(len(s_values)),
-                                                                                    strict=True))}  # fmt: skip
+        look_of = {
+            s: (c, MARKERS[i % len(MARKERS)])
+            for i, (s, c) in enumerate(zip(s_values, shades(len(s_values)), strict=True))
+        }
         for axes, definition in zip(panels, DEFINITIONS, strict=True):
             axes.set_title(TITLES[definition])
             _panel(axes, frame[frame["definition"] == definition], look_of)
         panels[0].set_yscale("log", base=10)
+        top = max(float(v) for name in ("mid", "hi") for v in frame[name].dropna())
+        panels[0].set_ylim(top=1.6 * top)
         log2_ticks(panels[0].xaxis, [float(v) for v in runs["lr"]], most=8)
         panels[0].set_ylabel("t·η at collapse: Σ lr (learning rate × steps, log scale)")
+        panels[1].label_outer(remove_inner_ticks=True)
         figure.supxlabel("learning rate η (log₂ scale)", fontsize=9)
-        figure.legend(handles=_legend(look_of), loc="outside lower center", ncols=6, fontsize=8)
+        figure.legend(handles=_legend(look_of), loc="outside upper center", ncols=6, fontsize=8)
         return figure
 
 
@@ -103,8 +108,15 @@ def _panel(axes: Axes, part: pd.DataFrame, look_of: dict[Any, tuple[Any, str]]) 
         for row in mine.to_dict("records"):
             _run(axes, row, math.log2(float(row["lr"])) + shift, colour, marker, bars=bars)
     if part[part["layer"] == "event"].empty:
-        axes.text(0.5, 0.05, "no event: every arrow is a run that did not collapse", ha="center", color=MUTED,
-                  fontsize=8, transform=axes.transAxes)  # fmt: skip
+        axes.text(
+            0.5,
+            0.05,
+            "no event: every arrow is a run that did not collapse",
+            ha="center",
+            color=MUTED,
+            fontsize=8,
+            transform=axes.transAxes,
+        )
 
 
 def _run(axes: Axes, row: dict[Any, Any], x: float, colour: Any, marker: str, *, bars: bool) -> None:

@@ -161,7 +161,7 @@ def _origin(X: Array, m: Array, k: Array) -> Maximum:
 
 def _crossing(deficit: Callable[[float], float], start: float, end: float) -> float | None:
     """First φ on the way from start to end at which the deficit turns positive; None if it never does."""
-    grid = start + (end - start) * np.linspace(0, 1, 25)[1:]
+    grid = start + (end - start) * np.linspace(0, 1, 13)[1:]
     previous = start
     for phi in grid:
         if deficit(float(phi)) > 0:

@@ -74,44 +74,48 @@ def slope_set(units: Units) -> tuple[float, float] | None:
 
 
 def interval_normal_ll(units: Units, slope: float | None) -> float:
-    """Largest Σ log[Φ((log U − μ)/σ) − Φ((log L − μ)/σ)] over a, σ ≥ σ_min, and s unless ``slope`` fixes it.
+    """Largest Σ log[Φ((log U − μ)/σ) − Φ((log L − μ)/σ)], μ = a + s·log S, over a, σ ≥ σ_min, and s unless fixed.
 
-    Maximised by Nelder–Mead from several starts; 0 is a perfect fit, which identifies no σ.
+    With γ = 1/σ, α = a/σ, β = s/σ the arguments γ·log U − α − β·log S are linear and every term is concave in
+    (α, β, γ), so that one ascent (L-BFGS-B, exact gradient) finds the maximum. 0 is a perfect fit: σ is then not
+    identified and ends at its floor.
     """
-    x = np.log(units.S)
+    x = np.log(units.S) - float(np.mean(np.log(units.S)))
     with np.errstate(divide="ignore"):
-        log_lo, log_hi = np.log(units.lo), np.log(units.hi)
-    finite = np.concatenate([log_lo[np.isfinite(log_lo)], log_hi[np.isfinite(log_hi)]])
-    if not len(finite):
+        ends = np.log(np.array([units.lo, units.hi]))
+    known = np.isfinite(ends)
+    if not known.any():
         return 0.0
-    centre = float(x.mean())
+    # Derivatives of z = γ·end − α − β·x by (α, γ, β); a fixed slope is moved into the ends, where β = s·γ.
+    shifted = ends if slope is None else ends - slope * x
+    origin = float(shifted[known].mean())
+    columns = [-np.ones_like(ends), np.where(known, shifted - origin, 0.0)]
+    if slope is None:
+        columns.append(np.broadcast_to(-x, ends.shape))
+    design = np.stack(columns, axis=-1)
+    open_ends = np.where(known, 0.0, ends)
 
-    def loss(theta: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-        s = theta[2] if slope is None else slope
-        sigma = SIGMA_MIN + math.exp(min(float(theta[1]), 50.0))
-        mu = theta[0] + s * (x - centre)
-        return -float(np.sum(_log_between((log_lo - mu) / sigma, (log_hi - mu) / sigma)))
+    def loss(theta: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+        z = design @ theta + open_ends
+        log_p = _log_between(z[0], z[1])
+        density = np.where(known, np.exp(np.minimum(stats.norm.logpdf(np.where(known, z, 0.0)) - log_p, 700.0)), 0.0)
+        gradient = (density[1][:, None] * design[1] - density[0][:, None] * design[0]).sum(axis=0)
+        return -float(log_p.sum()), -gradient
 
-    best = math.inf
-    for a in np.linspace(finite.min(), finite.max(), 5):
-        for log_sigma in (-3.0, -0.5):
-            start = [float(a), log_sigma] + ([-0.5] if slope is None else [])
-            found = optimize.minimize(
-                loss, start, method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-10, "maxiter": 4000}
-            )
-            best = min(best, float(found.fun))
-            if best < 1e-9:
-                return 0.0
-    return -best
+    start = [0.0, 1.0] + ([0.0] if slope is None else [])
+    bounds = [(None, None), (1e-6, 1 / SIGMA_MIN)] + ([(None, None)] if slope is None else [])
+    options = {"ftol": 1e-14, "gtol": 1e-9, "maxiter": 5000}
+    # The stubs know no objective that returns its gradient together with bounds.
+    found: Any = optimize.minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B", options=options)  # type: ignore[call-overload]
+    return min(0.0, -float(found.fun))
 
 
 def _log_between(lo: np.ndarray[Any, Any], hi: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """log(Φ(hi) − Φ(lo)), by the tail in which it does not cancel."""
+    """log(Φ(hi) − Φ(lo)), taken in the tail where the difference does not cancel."""
     flip = lo > 0
     upper, lower = np.where(flip, -lo, hi), np.where(flip, -hi, lo)
     log_upper, log_lower = stats.norm.logcdf(upper), stats.norm.logcdf(lower)
-    with np.errstate(divide="ignore"):
-        return np.asarray(log_upper + np.log1p(-np.exp(np.minimum(log_lower - log_upper, -1e-16))))
+    return np.asarray(log_upper + np.log(-np.expm1(np.minimum(log_lower - log_upper, -1e-16))))
 
 
 def fit_s_eta(frame: pd.DataFrame, *, definition: str, arm: str) -> Fit:

@@ -64,7 +64,7 @@ class RolloutBatch:
             if getattr(self, name).shape != shape:
                 raise BatchError(f"{name} has shape {tuple(getattr(self, name).shape)}, tokens_BT {tuple(shape)}")
         version = self.version_BT[self.mask_BT]
-        if version.numel() and not (0 <= int(version.min()) and int(version.max()) <= trainer_version):
+        if version.numel() and not (int(version.min()) >= 0 and int(version.max()) <= trainer_version):
             raise BatchError(f"token versions {version.min()}…{version.max()} outside 0…{trainer_version}")
         if bool((self.logp_behav_BT[self.mask_BT] > 0).any()):
             raise BatchError("a behaviour log-prob is above 0")
@@ -74,20 +74,17 @@ class RolloutBatch:
 
     def rows(self, rows: Tensor) -> Self:
         """The sequences `rows`, in that order."""
-        size = self.tokens_BT.shape[0]
-        return replace(
-            self,
-            **{
-                f.name: value[rows]
-                for f in fields(self)
-                if isinstance(value := getattr(self, f.name), Tensor) and f.name[-1] != "K" and value.shape[0] == size
-            },
-            routes_LBTK=None if self.routes_LBTK is None else self.routes_LBTK[:, rows],
-        )
+        picked: dict[str, Any] = {
+            f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name.endswith(("_B", "_BT"))
+        }
+        routes = None if self.routes_LBTK is None else self.routes_LBTK[:, rows]
+        return replace(self, **picked, routes_LBTK=routes)
 
     def to(self, device: torch.device) -> Self:
         """Every tensor on `device`."""
-        moved = {f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        moved: dict[str, Any] = {
+            f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
+        }
         return replace(self, **moved)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import inspect
 import math
 import types
 import typing
@@ -80,15 +80,20 @@ class Choice:
         return cls(**given)
 
 
-@functools.cache
-def _field_types(cls: type) -> dict[str, Any]:
+_TYPES: dict[type, dict[str, Any]] = {}
+
+
+def _field_types(cls: type[Choice]) -> dict[str, Any]:
     """Types of the fields alone: class variables may name things that are imported for type checking only."""
+    if cls in _TYPES:
+        return _TYPES[cls]
     names = {field.name for field in dataclasses.fields(cls)}
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        own = {k: v for k, v in base.__dict__.get("__annotations__", {}).items() if k in names}
+        own = {k: v for k, v in inspect.get_annotations(base).items() if k in names}
         holder = type(base.__name__, (), {"__annotations__": own, "__module__": base.__module__})
         found |= typing.get_type_hints(holder)
+    _TYPES[cls] = found
     return found
 
 

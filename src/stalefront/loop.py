@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,7 @@ class Learner:
 
     def __init__(self, cell: Cell, parts: Parts) -> None:
         self.cell, self.parts = cell, parts
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.source = BatchSource(cell, parts, self._clock)
         self.updater = Updater(parts.model, cell.optimizer)
         self.step = self.version = self.step_in_batch = 0
@@ -96,7 +96,7 @@ class Learner:
         reduction = reduction_BT(mask_BT, cell.loss.reduction, max_completion_length=cell.task.max_completion_length)
         self.updater.zero_grad()
         seen: list[Seen] = []
-        for rows, reduction_piece in zip(pieces, reduction.split([len(r) for r in pieces]), strict=True):
+        for rows, reduction_piece in zip(pieces, torch.split(reduction, [len(r) for r in pieces]), strict=True):
             piece = batch.rows(rows)
             theta = token_logps(
                 self.parts.model, piece.tokens_BT, piece.position_BT, piece.mask_BT, temperature=temperature
@@ -111,7 +111,7 @@ class Learner:
             )
             weights = chain(cell.correction, inputs)
             value = cell.loss(inputs, weights, reduction_piece)
-            value.loss.backward()
+            torch.autograd.backward(value.loss)
             seen.append(Seen(inputs.detach(), weights, value.detach(), theta.entropy_BT))
         return step_columns(seen)
 

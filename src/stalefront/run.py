@@ -92,7 +92,8 @@ class Status:
 
     def __init__(self, paths: CellPaths, attempt: int, steps: int, started_utc: str) -> None:
         self.paths, self.attempt, self.steps, self.started = paths, attempt, steps, started_utc
-        self.step, self.reward_val = 0, None
+        self.step = 0
+        self.reward_val: float | None = None
         self._written = 0.0
         self.write("running", "")
 

@@ -75,11 +75,18 @@ class BatchSource:
         version = delay.behaviour_version(version_now) if delay.kept_versions else version_now
         model = self.store.at(version, version_now)
         with self.clock("rollout"):
-            batch = self._sample(model, index, version)
+            batch = self.sample(model, index, version, version_now)
         with self.clock("score"):
             return self._with_logps(model, batch)
 
-    def _sample(self, model: PreTrainedModel, index: int, version: int) -> RolloutBatch:
+    def sample(
+        self, model: PreTrainedModel, index: int, version: int, trainer_version: int | None = None
+    ) -> RolloutBatch:
+        """Rollout batch `index` with its rewards, sampled by `model`, whose weights are `version`.
+
+        `trainer_version` is the trainer's meanwhile, by default the same. Log-probs under `old` and the reference
+        are not known yet and 0.
+        """
         task, parts = self.cell.task, self.parts
         rows = task.train_rows(self.cell.seed, index)
         prompts = parts.sampler.encode([task.render(row, parts.tokenizer) for row in rows], parts.device)
@@ -93,12 +100,15 @@ class BatchSource:
         )
         columns = [row for row in rows for _ in range(task.num_generations)]
         reward = task.score(columns, samples.texts, samples.completion_ids)
-        return self._batch(samples, reward, index, version)
+        return self._batch(samples, reward, index, version, version if trainer_version is None else trainer_version)
 
-    def _batch(self, samples: Samples, reward: list[float], index: int, version: int) -> RolloutBatch:
+    def _batch(
+        self, samples: Samples, reward: list[float], index: int, version: int, trainer_version: int
+    ) -> RolloutBatch:
         mask, size = samples.mask_BT, samples.mask_BT.shape[0]
         zero = torch.zeros_like(samples.logp_behav_BT)
-        sampled_B = torch.full((size,), version, device=mask.device)
+        # Sampled in one go: the trainer's version is the same when a sequence is scheduled, started and finished.
+        trainer_B = torch.full((size,), trainer_version, device=mask.device)
         return RolloutBatch(
             tokens_BT=samples.tokens_BT,
             position_BT=samples.position_BT,
@@ -111,9 +121,9 @@ class BatchSource:
             reward_B=torch.tensor(reward, dtype=torch.float64, device=mask.device),
             group_B=torch.arange(size, device=mask.device) // self.cell.task.num_generations,
             truncated_B=samples.truncated_B,
-            scheduled_version_B=sampled_B,
-            started_version_B=sampled_B,
-            finished_version_B=sampled_B,
+            scheduled_version_B=trainer_B,
+            started_version_B=trainer_B,
+            finished_version_B=trainer_B,
             routes_LBTK=None,
             index=index,
         )

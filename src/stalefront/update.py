@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from stalefront.optimizer import Optimizer
 
 
-def flat(tensors: list[Tensor]) -> Tensor:
+def flat(tensors: Sequence[Tensor]) -> Tensor:
     """One float32 vector of all entries."""
     return torch.cat([t.detach().reshape(-1).float() for t in tensors])
 
@@ -23,6 +24,13 @@ def cosine(a: Tensor, b: Tensor) -> float:
     """⟨a, b⟩ / (‖a‖ ‖b‖); NaN where one of them is zero or not finite, since no angle exists then."""
     norms = float(a.norm()) * float(b.norm())
     return float(a @ b) / norms if norms > 0 else math.nan
+
+
+def clip_factor(norm: float, limit: float | None) -> float:
+    """Factor that `clip_grad_norm_` multiplies a gradient of this norm by; its 1e-6 guards a zero norm."""
+    if limit is None:
+        return 1.0
+    return min(1.0, limit / (norm + 1e-6)) if math.isfinite(norm) else limit / norm
 
 
 class Updater:
@@ -57,6 +65,12 @@ class Updater:
         for group in self.torch.param_groups:
             group["lr"] = lr * lr_scale
         self.torch.step()
+        return self.measure(before, gradient, raw=raw, factor=factor, lr=lr, lr_scale=lr_scale)
+
+    def measure(
+        self, before: Tensor, gradient: Tensor, *, raw: float, factor: float, lr: float, lr_scale: float
+    ) -> Update:
+        """What the step did that began at the weights `before` with the applied gradient `gradient` (both flat)."""
         after = flat(self.params)
         delta = after - before
         update = Update(
@@ -88,8 +102,7 @@ class Updater:
         if limit is None:
             return float(torch.nn.utils.get_total_norm(grads)), 1.0
         norm = float(torch.nn.utils.clip_grad_norm_(self.params, limit))
-        # The factor torch applied: its 1e-6 guards a zero norm.
-        return norm, min(1.0, limit / (norm + 1e-6)) if math.isfinite(norm) else limit / norm
+        return norm, clip_factor(norm, limit)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a restart needs to go on bit for bit."""

@@ -18,7 +18,8 @@ HELD_OUT_SHARE = 10
 
 def is_held_out(number: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which of the 100,000 inputs belong to validation."""
-    return (number * 2654435761 % 2**32) // 65536 % HELD_OUT_SHARE == 0
+    scattered: NDArray[np.int64] = (number * 2654435761 % 2**32) // 65536
+    return np.equal(scattered % HELD_OUT_SHARE, 0)
 
 
 @dataclass(frozen=True)

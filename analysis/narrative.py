@@ -1,0 +1,174 @@
+"""Fits in plain English. Every number in a sentence is read from a Fit; nothing is computed or typed in here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stalefront.analysis.figures.style import number
+from stalefront.analysis.fits.base import Constant, Fit, Interval
+
+# The two named frontiers a slope is held against.
+NAMED = {"the 1/S law (slope −1)": -1.0, "a flat frontier (slope 0)": 0.0}
+MINUS = "−"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What an interval of the slope says about 1/S and flat: a short tag and a sentence."""
+
+    tag: str
+    sentence: str
+
+
+def show(value: float | None) -> str:
+    """A number for reading, with a true minus sign; an en dash where there is none."""
+    return "–" if value is None else number(value).replace("-", MINUS)
+
+
+def show_interval(interval: Interval | None) -> str:
+    """``[lo, hi]`` with what it is; unbounded ends in words."""
+    if interval is None:
+        return "no interval"
+    lo = "unbounded below" if interval.lo is None else show(interval.lo)
+    hi = "unbounded above" if interval.hi is None else show(interval.hi)
+    kind = {"set": "all slopes the brackets admit", "bracket": "bracket by the grid"}.get(
+        interval.kind, f"{interval.level:.0%} {interval.kind} interval" if interval.level else interval.kind
+    )
+    close = ")" if interval.kind == "bracket" else "]"
+    return f"[{lo}, {hi}{close}, {kind}"
+
+
+def with_interval(constant: Constant | None) -> str:
+    """Value and interval, or only the interval where no value is identified."""
+    if constant is None or (constant.value is None and constant.interval is None):
+        return "not identified"
+    if constant.value is None:
+        return show_interval(constant.interval)
+    return show(constant.value) + (f" {show_interval(constant.interval)}" if constant.interval else "")
+
+
+def counts(fit: Fit, unit: str = "cells") -> str:
+    """n with what is censored."""
+    parts = [f"n = {fit.n} {unit}"]
+    if fit.name == "firth":
+        parts += [f"{fit.n_events} collapsed", f"{fit.n_right} right-censored at T"]
+    else:
+        parts += [f"{fit.n_left} left-censored"] if fit.n_left else []
+        parts += [f"{fit.n_right} right-censored"] if fit.n_right else []
+    parts += [f"{fit.n_undecided} undecided cells left out"] if fit.n_undecided else []
+    return ", ".join(parts)
+
+
+def judge_slope(interval: Interval | None, source: str) -> Judgement:
+    """Hold an interval of the slope against 1/S and flat."""
+    if interval is None or (interval.lo is None and interval.hi is None):
+        return Judgement("cannot tell", f"{source} does not bound the slope: neither 1/S nor flat can be told here.")
+    inside = [name for name, value in NAMED.items() if interval.contains(value)]
+    outside = [name for name in NAMED if name not in inside]
+    if len(inside) == len(NAMED):
+        return Judgement(
+            "cannot tell", f"{source} contains both −1 and 0, so this grid cannot tell 1/S from a flat frontier."
+        )
+    if not inside:
+        return Judgement("neither 1/S nor flat", f"{source} is incompatible with both {' and '.join(outside)}.")
+    tag = "1/S, not flat" if "1/S" in inside[0] else "flat, not 1/S"
+    return Judgement(tag, f"{source} is compatible with {inside[0]} and incompatible with {outside[0]}.")
+
+
+def slope_of(firth: Fit, s_eta: Fit | None) -> tuple[str, Judgement]:
+    """Slope in words and what it says; falls back on the bracket sets where no surface could be fitted."""
+    if "slope" in firth.constants:
+        constant = firth.constants["slope"]
+        source = "The interval" if constant.interval else "The fit"
+        return with_interval(constant), judge_slope(constant.interval, source)
+    for rule in ("conservative", "optimistic"):
+        constant_set = s_eta.constants.get(f"slope_{rule}") if s_eta else None
+        if constant_set is not None and constant_set.interval is not None:
+            text = f"{show_interval(constant_set.interval)} ({rule})"
+            return text, judge_slope(constant_set.interval, f"The set of slopes under {rule} bracketing")
+    why = "; ".join(firth.notes) or "no fit"
+    return "–", Judgement("no slope", f"No slope is fitted: {why}.")
+
+
+def say_firth(fit: Fit) -> list[str]:
+    """Contour, slope and constant of the collapse surface."""
+    if "slope" not in fit.constants:
+        return [f"No 50 % contour is fitted: {'; '.join(fit.notes)} ({counts(fit)})."]
+    slope, product = fit.constants["slope"], fit.constants["S_eta50"]
+    judgement = judge_slope(slope.interval, "The interval")
+    tests = fit.tests
+    return [
+        f"The learning rate at which half the runs collapse scales as S to the power {with_interval(slope)}; "
+        f"{counts(fit)}. {judgement.sentence} Penalised likelihood-ratio p-values: "
+        f"{show(tests['p_one_over_S'])} against 1/S, {show(tests['p_flat'])} against flat.",
+        f"If the slope is held at −1, half the runs collapse at S·η = {with_interval(product)}; {counts(fit)}."
+        + ("" if slope.interval and slope.interval.contains(-1.0) else " The data do not support holding it there."),
+        *([f"Note: {'; '.join(fit.notes)}."] if fit.notes else []),
+    ]
+
+
+def say_s_eta(fit: Fit) -> list[str]:
+    """Whether one S·η_max fits every S, under both bracketing rules."""
+    if not fit.constants:
+        return []
+    out = []
+    rules = ["conservative", "optimistic"]
+    same = all(
+        fit.constants[f"{n}_{rules[0]}"].interval == fit.constants[f"{n}_{rules[1]}"].interval
+        for n in ("S_eta_max", "slope")
+    )
+    for rule in rules[:1] if same else rules:
+        label = "Under either bracketing" if same else f"Under {rule} bracketing"
+        product, slope = fit.constants[f"S_eta_max_{rule}"], fit.constants[f"slope_{rule}"]
+        first = (
+            "no single S·η_max lies in the bracket of every S"
+            if product.interval is None
+            else f"S·η_max = {show_interval(product.interval)} fits the bracket of every S"
+        )
+        second = (
+            "no straight line in log S passes through every bracket"
+            if slope.interval is None and fit.n > 1
+            else f"the slopes that do are {show_interval(slope.interval)}"
+        )
+        tail = f"; {second}" if fit.n > 1 else ""
+        out.append(f"{label}, {first}{tail}; {counts(fit, 'values of S')}.")
+    return out
+
+
+def say_t_eta(fit: Fit) -> list[str]:
+    """t·η at collapse, what is censored, and the slope among events."""
+    largest = fit.constants.get("largest_censored")
+    censored = (
+        f" {fit.n_right} run(s) without an event are right-censored, the longest after t·η = {show(largest.value)}."
+        if largest
+        else ""
+    )
+    if "t_eta" not in fit.constants:
+        return [f"No run collapsed at a measurable time, so there is no t·η.{censored}"]
+    c = fit.constants
+    first = (
+        f"Among the {fit.n} runs that collapsed, the learning rate spent until collapse (t·η) has geometric mean "
+        f"{with_interval(c['t_eta'])}; at either end of the event intervals {show(c['t_eta_low'].value)} and "
+        f"{show(c['t_eta_high'].value)}. The largest is {show(c['max_over_min'].value)} times the smallest"
+        + (f" (coefficient of variation {show(c['cv'].value)})" if c["cv"].value is not None else "")
+        + f".{censored}"
+    )
+    if "slope" not in c:
+        return [first]
+    slope = c["slope"]
+    law = "compatible" if slope.interval and slope.interval.contains(-1.0) else "incompatible"
+    return [
+        first,
+        f"Among those runs d log t/d log η = {with_interval(slope)}, {law} with the −1 of a constant t·η; it is "
+        "conditional on collapse, since slow runs are censored.",
+    ]
+
+
+def say_inversions(fit: Fit) -> str | None:
+    """Count of non-monotone pairs and what was refused for it."""
+    total = fit.tests.get("inversions") or 0.0
+    if not total:
+        return None
+    refused = [n for n in fit.notes if "no single η_max" in n]
+    text = f"{fit.definition}: {show(total)} pair(s) where a lower learning rate collapsed and a higher one did not"
+    return text + (f". {' '.join(refused)}." if refused else "; seeds are pooled for the brackets.")

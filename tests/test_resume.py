@@ -1,0 +1,127 @@
+"""A cell killed at any moment and started again ends with the very records of an uninterrupted run."""
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from stalefront.files import read_json, write_json
+from stalefront.paths import CellPaths
+from stalefront.record import read_rows
+from stalefront.run import run_cell
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def forks():
+    """Processes that are ready to compute; importing anew for every kill would take most of the time."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "transformers.models.llama.modeling_llama", "stalefront.run"])
+    return context
+
+
+@pytest.fixture
+def cell(make_cell):
+    return make_cell(
+        delay="lag", steps=STEPS, loss="grpo", **{"delay.lag_updates": 3, "model.warmup.steps": 20, "loss.beta": 0.04}
+    )
+
+
+@pytest.fixture
+def reference(cell, run_in, tmp_path, numbers):
+    return numbers(run_in(tmp_path / "whole", cell).rows)
+
+
+def prepared(root, cell, cache_dir, every):
+    options = {"checkpoint_every": every, "cache_dir": str(cache_dir)}
+    write_json(root / "config.json", {"cell_id": cell.cell_id, "cell": cell.as_dict(), "run": options})
+    return CellPaths(root)
+
+
+def start(forks, root, attempt):
+    process = forks.Process(target=run_cell, args=(root,), kwargs={"attempt": attempt})
+    process.start()
+    return process
+
+
+def wait_for_step(paths, step, process):
+    while process.is_alive() and sum(1 for _ in read_rows(paths.steps)) <= step:
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("every", [3, "0.0001m"])
+def test_killed_again_and_again(every, cell, reference, tmp_path, cache_dir, forks, run_in, numbers):
+    paths = prepared(tmp_path / "killed", cell, cache_dir, every)
+    chance = random.Random(0)
+    attempt = 0
+    for aim in (2, 9, 17, 25, 33):
+        attempt += 1
+        process = start(forks, paths.root, attempt)
+        wait_for_step(paths, aim, process)
+        # Anywhere inside the next step or two: in a forward, between record and checkpoint, in the middle of a write.
+        time.sleep(chance.random() * 0.05)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    ran = run_in(paths.root, cell, checkpoint_every=every, attempt=attempt + 1)
+    assert numbers(ran.rows) == reference
+    assert [row["step"] for row in ran.rows] == list(range(STEPS + 1))
+    assert ran.outcome["resumed_from_step"] > 25
+    assert ran.outcome["state"] == "completed"
+
+
+def test_killed_in_the_middle_of_writing(cell, reference, tmp_path, cache_dir, forks, run_in, numbers):
+    paths = prepared(tmp_path / "torn", cell, cache_dir, 5)
+    process = start(forks, paths.root, 1)
+    wait_for_step(paths, 12, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    with paths.steps.open("a") as out:
+        out.write('{"step":14,"batch":14,"los')
+    paths.checkpoint.with_suffix(".tmp").write_bytes(b"half a checkpoint")
+    ran = run_in(paths.root, cell, checkpoint_every=5, attempt=2)
+    assert numbers(ran.rows) == reference
+    assert ran.outcome["resumed_from_step"] == 10
+    spared = paths.attempt(1) / "steps.jsonl"
+    assert [r["step"] for r in read_rows(spared)][:2] == [11, 12]
+    assert spared.read_text().endswith('"los')
+
+
+def test_sigterm_checkpoints_and_says_so(cell, reference, tmp_path, cache_dir, forks, run_in, numbers):
+    paths = prepared(tmp_path / "term", cell, cache_dir, 1000)
+    process = start(forks, paths.root, 1)
+    wait_for_step(paths, 10, process)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join()
+    outcome = read_json(paths.outcome)
+    assert outcome["state"] == "interrupted"
+    assert outcome["last_step"] >= 10
+    ran = run_in(paths.root, cell, checkpoint_every=1000, attempt=2)
+    assert ran.outcome["resumed_from_step"] == outcome["last_step"]
+    assert numbers(ran.rows) == reference
+    assert not paths.attempt(1).exists()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"delay": "none"},
+        {"delay.S": 4, "delay.minibatches": 2},
+        {"delay": "lag", "delay.via": "weights", "delay.lag_updates": 3},
+        {"loss": "reinforce", "correction": ["token_tis"], "optimizer": "nsgd"},
+    ],
+)
+def test_every_kind_of_state_is_in_the_checkpoint(overrides, make_cell, run_in, tmp_path, numbers):
+    cell = make_cell(steps=12, **{"model.warmup.steps": 20}, **overrides)
+    whole = run_in(tmp_path / "whole", cell)
+    run_in(tmp_path / "parts", cell, checkpoint_every=5)
+    paths = CellPaths(tmp_path / "parts")
+    lines = paths.steps.read_text().splitlines(keepends=True)
+    paths.steps.write_text("".join(lines[:12]))
+    ran = run_in(paths.root, cell, checkpoint_every=5, attempt=2)
+    assert ran.outcome["resumed_from_step"] == 10
+    assert numbers(ran.rows) == numbers(whole.rows)
