@@ -1,0 +1,1 @@
+"""Named sweeps: data files, one choice of `sweep=NAME` each."""

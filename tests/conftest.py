@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,14 +14,25 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from stalefront.cell import Cell
+from stalefront.batch import LossInputs, Weights
+from stalefront.cell import Cell, make_choice
 from stalefront.files import read_json, write_json
+from stalefront.loss import Loss, LossValue
 from stalefront.paths import CellPaths
 from stalefront.record import WALL_CLOCK, read_rows
+from stalefront.reduction import reduction_BT
 from stalefront.run import run_cell
 
 CONF = Path(__file__).parents[1] / "conf"
 GROUPS = {"model": "tiny", "task": "sort5", "delay": "reuse", "loss": "grpo", "optimizer": "adamw", "engine": "native"}
+
+
+class Graded(NamedTuple):
+    """A loss and its gradient with respect to log θ of every token."""
+
+    loss: float
+    grad_BT: torch.Tensor
+    value: LossValue
 
 
 class Ran(NamedTuple):
@@ -32,6 +45,8 @@ class Ran(NamedTuple):
 
 def pytest_configure() -> None:
     torch.set_num_threads(1)
+    # Before any import of the hub client: tests make no request.
+    os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
 
 
 def load_choice(group: str, name: str) -> dict[str, Any]:
@@ -128,3 +143,50 @@ def numbers() -> Callable[[list[dict[str, Any]]], list[str]]:
         return [json.dumps({k: v for k, v in row.items() if k not in WALL_CLOCK}) for row in rows]
 
     return text
+
+
+@pytest.fixture(scope="session")
+def make_loss() -> Callable[..., Loss]:
+    """`make_loss("grpo", epsilon=0.1)`: the loss of a file in `conf/loss/`, fields replaced."""
+    return lambda name, **fields: make_choice("loss", load_choice("loss", name) | fields)
+
+
+@pytest.fixture(scope="session")
+def grade() -> Callable[..., Graded]:
+    """`grade(loss, inputs)`: value and gradient, with any reference length L and correction weights."""
+
+    def run(loss: Loss, inputs: LossInputs, *, length: int = 6, weights: Weights | None = None) -> Graded:
+        theta = inputs.logp_theta_BT.detach().clone().requires_grad_()
+        share = reduction_BT(inputs.mask_BT, loss.reduction, max_completion_length=length)
+        value = loss(replace(inputs, logp_theta_BT=theta), weights, share)
+        value.loss.backward()
+        return Graded(value.loss.item(), theta.grad, value)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def random_inputs() -> Callable[..., LossInputs]:
+    """`random_inputs(seed=0)`: ragged rows, both signs of advantage, |log-ratio| up to `spread`; 0 is on-policy."""
+
+    def make(
+        *, seed: int = 0, rows: int = 6, width: int = 5, spread: float = 1.0, dtype: torch.dtype = torch.float64
+    ) -> LossInputs:
+        random = torch.Generator().manual_seed(seed)
+
+        def uniform(low: float, high: float, *shape: int) -> torch.Tensor:
+            return low + (high - low) * torch.rand(shape, generator=random, dtype=dtype)
+
+        length = torch.randint(1, width + 1, (rows,), generator=random)
+        theta = uniform(-4.0, -0.1, rows, width)
+        old = (theta + uniform(-spread, spread, rows, width)).clamp(max=0) if spread else theta
+        return LossInputs(
+            logp_theta_BT=theta,
+            logp_old_BT=old,
+            logp_behav_BT=(old + 1e-3 * uniform(-spread, spread, rows, width)).clamp(max=0),
+            logp_ref_BT=uniform(-4.0, -0.1, rows, width),
+            advantage_B=uniform(0.2, 2.0, rows) * torch.tensor([1.0, -1.0] * rows, dtype=dtype)[:rows],
+            mask_BT=torch.arange(width) < length[:, None],
+        )
+
+    return make

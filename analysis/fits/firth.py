@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import optimize, stats
 from stalefront.analysis.fits.base import Constant, Fit, Interval, decided, input_hash
 from stalefront.analysis.fits.logit import Array, Maximum, maximise, profile_ratio
 
 METHOD = (
     "Firth-penalised logistic regression of collapse on log S and log η; penalised profile likelihood intervals and "
-    "likelihood-ratio tests that keep the full design in the Jeffreys term"
+    "likelihood-ratio tests that keep the full design in the Jeffreys term; cells count as independent, also those "
+    "that share a seed"
 )
 
 
@@ -49,12 +50,10 @@ def group(known: pd.DataFrame, centre: tuple[float, float] | None = None) -> Gro
 
 def separated(g: Grouped) -> bool:
     """Whether a line in (log S, log η) splits collapses from survivals, so that plain maximum likelihood diverges."""
-    from scipy.optimize import linprog
-
     X = np.column_stack([np.ones_like(g.x), g.x, g.y])
     bad, good = g.k > 0, g.k < g.m
     a_ub = np.concatenate([-X[bad], X[good]])
-    found = linprog(np.zeros(3), A_ub=a_ub, b_ub=-np.ones(len(a_ub)), bounds=[(None, None)] * 3)
+    found = optimize.linprog(np.zeros(3), A_ub=a_ub, b_ub=-np.ones(len(a_ub)), bounds=[(None, None)] * 3)
     return bool(found.status == 0)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy import optimize, stats
+from scipy.special import log_ndtr
 from stalefront.analysis.fits.base import Constant, Fit, Interval, decided, input_hash
 from stalefront.analysis.fits.eta_max import RULES, Bracket, brackets
 
@@ -98,13 +99,14 @@ def interval_normal_ll(units: Units, slope: float | None) -> float:
     def loss(theta: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
         z = design @ theta + open_ends
         log_p = _log_between(z[0], z[1])
-        density = np.where(known, np.exp(np.minimum(stats.norm.logpdf(np.where(known, z, 0.0)) - log_p, 700.0)), 0.0)
+        log_density = -0.5 * (np.where(known, z, 0.0) ** 2 + math.log(2 * math.pi)) - log_p
+        density = np.where(known, np.exp(np.minimum(log_density, 700.0)), 0.0)
         gradient = (density[1][:, None] * design[1] - density[0][:, None] * design[0]).sum(axis=0)
         return -float(log_p.sum()), -gradient
 
     start = [0.0, 1.0] + ([0.0] if slope is None else [])
     bounds = [(None, None), (1e-6, 1 / SIGMA_MIN)] + ([(None, None)] if slope is None else [])
-    options = {"ftol": 1e-14, "gtol": 1e-9, "maxiter": 5000}
+    options = {"ftol": 1e-12, "gtol": 1e-8, "maxiter": 400}
     # The stubs know no objective that returns its gradient together with bounds.
     found: Any = optimize.minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B", options=options)  # type: ignore[call-overload]
     return min(0.0, -float(found.fun))
@@ -114,7 +116,7 @@ def _log_between(lo: np.ndarray[Any, Any], hi: np.ndarray[Any, Any]) -> np.ndarr
     """log(Φ(hi) − Φ(lo)), taken in the tail where the difference does not cancel."""
     flip = lo > 0
     upper, lower = np.where(flip, -lo, hi), np.where(flip, -hi, lo)
-    log_upper, log_lower = stats.norm.logcdf(upper), stats.norm.logcdf(lower)
+    log_upper, log_lower = log_ndtr(upper), log_ndtr(lower)
     return np.asarray(log_upper + np.log(-np.expm1(np.minimum(log_lower - log_upper, -1e-16))))
 
 

@@ -23,7 +23,8 @@ from stalefront.analysis.verdicts.base import (
 class BelowStart:
     """The last full window's mean reward is below the reward of the first point (before any update).
 
-    Event in (last point before the first of the windows that are all below the start to the end, its first point].
+    Event in (last point before, first point itself below the start], within the first of the windows that are all
+    below the start to the end of the run.
 
     Parameters
     ----------
@@ -76,15 +77,17 @@ class BelowStart:
         if not curve.final:
             reason = f"undecidable: below the start when last seen at step {curve.end_step} of {curve.horizon}"
             return Verdict(self.name, None, None, None, {"reason": reason, **evidence}, threshold)
-        index = _since(pooled, start)
+        index = _since(curve, pooled, start)
         step_lo, step_hi = before(curve, index), int(curve.steps[index])
         return Verdict(self.name, True, step_lo, step_hi, {"cause": "below the start", **evidence}, threshold)
 
 
-def _since(pooled: Pooled, start: float) -> int:
-    """Point at which the first of the windows that stay below ``start`` to the end begins."""
+def _since(curve: Curve, pooled: Pooled, start: float) -> int:
+    """First point below ``start`` in the first of the windows that stay below it to the end."""
     above = np.flatnonzero(pooled.reward >= start)
-    return int(pooled.first[above[-1] + 1]) if len(above) else int(pooled.first[0])
+    window = int(above[-1]) + 1 if len(above) else 0
+    first, last = int(pooled.first[window]), int(pooled.last[window])
+    return first + int(np.argmin(curve.reward[first : last + 1] >= start))
 
 
 def two_proportion_p(passes: int, samples: int, passes_start: int, samples_start: int) -> float:

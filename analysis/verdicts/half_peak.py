@@ -23,7 +23,8 @@ class HalfPeak:
     """Pooled reward below ``fraction`` of the highest pooled reward so far, for ``n_windows`` windows in a row.
 
     Rewards are pooled over windows of at least ``min_samples`` completions, so that the running maximum is not the
-    luckiest single point. Event in (last point before the first such window, its first point].
+    luckiest single point. Within the first such window, the event lies in (last point before, first point that is
+    itself below the share].
 
     Parameters
     ----------
@@ -65,9 +66,14 @@ class HalfPeak:
         low = (pooled.reward < self.fraction * peak) | np.isnan(pooled.reward)
         index = _first_run(low & (peak > 0), self.n_windows)
         if index is not None:
-            return self._event(
-                curve, threshold, int(pooled.first[index]), float(pooled.reward[index]), float(peak[index])
-            )
+            window = slice(int(pooled.first[index]), int(pooled.last[index]) + 1)
+            point = window.start + int(np.argmin(curve.reward[window] >= self.fraction * peak[index]))
+            evidence = {
+                "cause": "below a share of the peak",
+                "reward": float(pooled.reward[index]),
+                "peak": float(peak[index]),
+            }
+            return Verdict(self.name, True, before(curve, point), int(curve.steps[point]), evidence, threshold)
         if curve.end == "non-finite":
             return non_finite(curve, self.name, threshold)
         reason = too_few(curve, self.min_samples)
@@ -77,10 +83,6 @@ class HalfPeak:
             return Verdict(self.name, None, None, None, {"reason": reason}, threshold)
         evidence = {"cause": "stayed above", "peak": float(np.nanmax(peak)), "reward_last": float(pooled.reward[-1])}
         return Verdict(self.name, False, None, None, evidence, threshold)
-
-    def _event(self, curve: Curve, threshold: dict[str, Any], start: int, reward: float, peak: float) -> Verdict:
-        evidence = {"cause": "below a share of the peak", "reward": reward, "peak": peak}
-        return Verdict(self.name, True, before(curve, start), int(curve.steps[start]), evidence, threshold)
 
 
 def _first_run(flags: np.ndarray[Any, np.dtype[np.bool_]], length: int) -> int | None:

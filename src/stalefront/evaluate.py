@@ -35,7 +35,7 @@ def validate(cell: Cell, parts: Parts, step: int) -> dict[str, Any]:
     rewards: list[float] = []
     for number, start in enumerate(range(0, len(rows), CHUNK)):
         chunk = rows[start : start + CHUNK]
-        prompts = parts.sampler.encode([cell.task.render(row, parts.tokenizer) for row in chunk], parts.device)
+        prompts = parts.sampler.pad([cell.task.encode(row, parts.tokenizer) for row in chunk], parts.device)
         samples = parts.sampler.sample(
             parts.model, prompts, num_generations=1, seed=cell.seed, purpose=f"validation {number}", batch=step
         )

@@ -42,7 +42,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("lr_scale", "", "product of step scales"),
     Column("lr_applied", "", "lr_asked · lr_scale"),
     Column("tokens", "tokens", "completion tokens in the update"),
-    Column("rows_kept_frac", "share", "rows admitted"),
+    Column("rows_kept_frac", "share", "sequences with a token that corrections keep"),
     Column("lag_mean_updates", "updates", "mean of version before the update − version of the token"),
     Column("lag_max_updates", "updates", "its maximum"),
     Column("lag_wait_mean_updates", "updates", "part since the sequence was finished"),

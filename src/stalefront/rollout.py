@@ -69,9 +69,8 @@ class Sampler:
         self.end_ids = sorted(set(end_ids))
         self.stop_ids = [] if stop is None else [i for i in range(len(tokenizer)) if stop in tokenizer.decode([i])]
 
-    def encode(self, texts: list[str], device: torch.device) -> Prompts:
-        """Tokenise and left-pad prompts; special tokens are those the text itself spells out."""
-        rows = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    def pad(self, rows: list[list[int]], device: torch.device) -> Prompts:
+        """Left-pad tokenised prompts to one width."""
         width = max(map(len, rows))
         pad = self.tokenizer.pad_token_id
         tokens = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
@@ -136,7 +135,8 @@ class Sampler:
         )
 
     def _text(self, ids: list[int]) -> str:
-        text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        # Special tokens stay: an answer with a stray padding token in it is not the answer.
+        text = str(self.tokenizer.decode(ids, skip_special_tokens=False))
         return text if self.stop is None else text.split(self.stop)[0]
 
 

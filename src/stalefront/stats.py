@@ -45,7 +45,7 @@ def step_columns(seen: Sequence[Seen]) -> dict[str, Any]:
     reference = inputs.logp_ref_BT
     return {
         "tokens": int(mask.sum()),
-        "rows_kept_frac": 1.0,
+        "rows_kept_frac": float((mask if weights is None else mask & weights.keep_BT).any(-1).double().mean()),
         "loss": float(sum(piece.value.loss for piece in seen)),
         "entropy_nats": float(entropy.mean()),
         **ratio_columns(inputs),

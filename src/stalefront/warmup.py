@@ -86,7 +86,7 @@ def noisy_batch(
     batch = 1 + step * options.batch_size
     while len(rows) < options.batch_size:
         for row in task.train_rows(seed, batch):
-            prompt = tokenizer.encode(task.render(row, tokenizer), add_special_tokens=False)
+            prompt = task.encode(row, tokenizer)
             answer = tokenizer.encode(str(row["answer"]), add_special_tokens=False)
             wrong = random.random(len(answer)) < options.noise
             drawn = random.choice(alphabet, len(answer))

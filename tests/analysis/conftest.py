@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from stalefront.analysis.fits.base import OUTCOME_COLUMNS
+from stalefront.analysis.verdicts import Curve
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -195,7 +197,7 @@ def outcome_frame(rows):
                 "censor_t_eta": None if collapsed else 580 * lr,
             }
         )
-    return pd.DataFrame(out, dtype=object)
+    return pd.DataFrame(out, columns=list(OUTCOME_COLUMNS), dtype=object)
 
 
 def paper_rows(definition):
@@ -219,3 +221,49 @@ def golden():
 def paper(request):
     """(definition, outcome frame) of Table 2."""
     return request.param, outcome_frame(paper_rows(request.param))
+
+
+# Test modules reach the helpers through fixtures: under importlib mode they cannot import one another.
+@pytest.fixture(scope="session", name="outcome_frame")
+def outcome_frame_():
+    return outcome_frame
+
+
+@pytest.fixture(scope="session", name="make_sweep")
+def make_sweep_():
+    return make_sweep
+
+
+@pytest.fixture(scope="session", name="cell_config")
+def cell_config_():
+    return cell_config
+
+
+@pytest.fixture(scope="session", name="step_rows")
+def step_rows_():
+    return step_rows
+
+
+@pytest.fixture(scope="session", name="write_cell")
+def write_cell_():
+    return write_cell
+
+
+@pytest.fixture(scope="session", name="write_plan")
+def write_plan_():
+    return write_plan
+
+
+@pytest.fixture(scope="session")
+def curve():
+    """Make a curve from passes per point, 128 samples each, 4 learner steps apart."""
+
+    def make(passes, *, n=128, every=4, horizon=None, end="horizon", reward=None):
+        steps = np.arange(len(passes), dtype=np.int64) * every
+        samples = np.full(len(passes), n, dtype=np.int64)
+        counts = np.array(passes, dtype=np.int64)
+        values = counts / n if reward is None else np.array(reward, dtype=np.float64)
+        last = int(steps[-1]) if len(steps) else 0
+        return Curve(steps, samples, counts, values, horizon or last, last, end)
+
+    return make

@@ -1,1 +1,1 @@
-"""."""
+"""Hydra launcher `local`."""

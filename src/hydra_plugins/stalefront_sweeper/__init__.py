@@ -1,1 +1,1 @@
-"""."""
+"""Hydra sweeper `grid`."""

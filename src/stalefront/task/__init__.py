@@ -69,6 +69,11 @@ class Task(Choice):
         """Text the model is given for `row`."""
         return str(row["prompt"])
 
+    def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Token ids of `render`, with the special tokens that the tokenizer starts a text with."""
+        ids: list[int] = tokenizer.encode(self.render(row, tokenizer))
+        return ids
+
     def stop_text(self) -> str | None:
         """Text that ends a completion besides the end token."""
         return None

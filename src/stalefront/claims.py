@@ -1,0 +1,169 @@
+"""Who runs a cell: a file `claim.<n>` for attempt n, made with O_EXCL by the process that runs it.
+
+A claim is never removed or rewritten. Attempt n + 1 may begin when the process behind claim n is gone, and begins by
+making claim n + 1, which succeeds for one process only; so there is no moment at which a cell has two owners.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from stalefront.files import read_json
+from stalefront.paths import CellPaths
+
+# A claim of another machine counts as stale when neither it nor status.json was touched for this long. Its owner
+# touches it every HEARTBEAT_S, also while a single learner step takes hours. (assumed: ten missed beats)
+HEARTBEAT_S = 60.0
+STALE_AFTER_S = 600.0
+# A claim is written right after it is made; an empty one is believed for this long. (assumed)
+EMPTY_GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Content of a claim file, and the attempt it is for.
+
+    Attributes
+    ----------
+    host, boot, pid_namespace : str
+        Together the place in which `pid` means something.
+    start : int or None
+        Start of the process in ticks since boot: a pid that was given to another process has another one.
+    launcher : str
+        Id of the launcher that started the process.
+    """
+
+    attempt: int
+    host: str
+    boot: str
+    pid_namespace: str
+    pid: int
+    start: int | None
+    launcher: str
+    utc: str
+
+
+def take(paths: CellPaths, attempt: int, launcher: str) -> bool:
+    """Claim `attempt` for this process; False when somebody has it already."""
+    host, boot, namespace = place()
+    pid = os.getpid()
+    utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    claim = Claim(attempt, host, boot, namespace, pid, start_of(pid), launcher, utc)
+    try:
+        handle = os.open(paths.claim(attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        os.write(handle, (json.dumps(asdict(claim), indent=1) + "\n").encode())
+    finally:
+        os.close(handle)
+    return True
+
+
+def latest(paths: CellPaths) -> Claim | None:
+    """Claim with the highest attempt, or None."""
+    attempt = last_attempt(paths)
+    if attempt == 0:
+        return None
+    path = paths.claim(attempt)
+    try:
+        return Claim(**read_json(path))
+    except (json.JSONDecodeError, TypeError):
+        # Between its making and its writing, or its maker died there: its place is unknown, its time is not.
+        return Claim(attempt, "", "", "", 0, None, "", "")
+
+
+def last_attempt(paths: CellPaths) -> int:
+    """Highest attempt that was ever claimed; 0 for none."""
+    try:
+        names = os.listdir(paths.root)
+    except FileNotFoundError:
+        return 0
+    numbers = [name.removeprefix("claim.") for name in names if name.startswith("claim.")]
+    return max((int(number) for number in numbers if number.isdigit()), default=0)
+
+
+def is_live(paths: CellPaths, claim: Claim) -> bool:
+    """True while the process behind the claim may be running."""
+    if not claim.host:
+        return _age_s(paths.claim(claim.attempt)) < EMPTY_GRACE_S
+    if (claim.host, claim.boot, claim.pid_namespace) == place():
+        return is_running(claim.pid, claim.start)
+    if claim.host == place()[0] and claim.boot != place()[1]:
+        return False  # this machine, before it was started anew
+    return min(_age_s(paths.claim(claim.attempt)), _age_s(paths.status)) < STALE_AFTER_S
+
+
+def is_running(pid: int, start: int | None) -> bool:
+    """True when process `pid` of this machine runs and began at `start`; one that has ended unreaped does not run."""
+    found = _stat(pid)
+    if found is None:
+        return False
+    state, began = found
+    return state not in ("Z", "X") and (start is None or began is None or began == start)
+
+
+def start_of(pid: int) -> int | None:
+    """Start of a process in clock ticks since boot; None where that is not known."""
+    found = _stat(pid)
+    return None if found is None else found[1]
+
+
+def _stat(pid: int) -> tuple[str, int | None] | None:
+    """(state, start) of a process, None when there is none. Without /proc the start is not known."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        if Path("/proc/self/stat").exists():
+            return None
+        return ("R", None) if _answers(pid) else None
+    # The second field is the command in brackets and may hold anything; fields are counted from its end.
+    fields = text.rpartition(")")[2].split()
+    return fields[0], int(fields[19])
+
+
+def _answers(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@lru_cache(maxsize=1)
+def place() -> tuple[str, str, str]:
+    """Host, its current boot, and the pid namespace of this process; empty where the system does not tell."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    namespace = Path("/proc/self/ns/pid")
+    return (
+        socket.gethostname(),
+        boot.read_text(encoding="ascii").strip() if boot.exists() else "",
+        os.readlink(namespace) if namespace.is_symlink() else "",
+    )
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
+
+
+def keep_alive(paths: CellPaths, attempt: int) -> None:
+    """Touch the claim from a thread as long as this process runs, for those who cannot see the process."""
+
+    def beat() -> None:
+        while True:
+            time.sleep(HEARTBEAT_S)
+            os.utime(paths.claim(attempt))
+
+    threading.Thread(target=beat, name="heartbeat", daemon=True).start()

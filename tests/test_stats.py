@@ -1,0 +1,77 @@
+"""Step statistics: hand values, identities, and non-finite log-probs that stay visible."""
+
+import math
+
+import pytest
+import torch
+
+from stalefront.batch import LossInputs
+from stalefront.stats import ess_frac, kl_reference_columns, log_ratio_stats, ratio_columns
+
+
+def inputs(theta, old, behav, mask=None):
+    theta, old, behav = (torch.tensor(x, dtype=torch.float64) for x in (theta, old, behav))
+    mask = torch.ones_like(theta, dtype=torch.bool) if mask is None else torch.tensor(mask)
+    return LossInputs(theta, old, behav, None, torch.ones(len(theta)), mask)
+
+
+def test_log_ratio_statistics_by_hand():
+    got = log_ratio_stats(torch.tensor([math.log(2.0), math.log(0.5)], dtype=torch.float64))
+    assert got["ratio_mean"] == pytest.approx(1.25)
+    assert got["ratio_max"] == pytest.approx(2.0)
+    assert got["logratio_mean"] == pytest.approx(0.0)
+    assert got["logratio_abs_mean"] == pytest.approx(math.log(2))
+    assert got["logratio_q50"] == pytest.approx(0.0)
+    # k3: (2 − 1 − ln 2 + .5 − 1 + ln 2) / 2
+    assert got["k3_nats"] == pytest.approx(0.25)
+
+
+def test_log_theta_mu_is_staleness_plus_mismatch():
+    torch.manual_seed(0)
+    theta, old, behav = (-torch.rand(3, 5) for _ in range(3))
+    got = ratio_columns(inputs(theta.tolist(), old.tolist(), behav.tolist()))
+    total = got["theta_old_logratio_mean"] + got["old_mu_logratio_mean"]
+    assert got["theta_mu_logratio_mean"] == pytest.approx(total)
+
+
+def test_ess_by_hand_and_without_overflow():
+    weights = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    assert ess_frac(weights.log()) == pytest.approx(36 / (3 * 14))
+    assert ess_frac(weights.log() + 500) == pytest.approx(36 / (3 * 14))
+    assert ess_frac(torch.zeros(7)) == pytest.approx(1.0)
+    assert ess_frac(torch.tensor([0.0, -math.inf])) == pytest.approx(0.5)
+    assert math.isnan(ess_frac(torch.tensor([0.0, math.nan])))
+
+
+def test_sequence_ess_uses_products():
+    # Products per row: e², 1; ESS = (e² + 1)² / (2 (e⁴ + 1)).
+    got = ratio_columns(inputs([[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]], [[-1.0, -1.0], [0.0, 0.0]]))
+    e2 = math.exp(2)
+    assert got["ess_seq_frac"] == pytest.approx((e2 + 1) ** 2 / (2 * (e2**2 + 1)))
+    e1 = math.exp(1)
+    assert got["ess_token_frac"] == pytest.approx((2 * e1 + 2) ** 2 / (4 * (2 * e1**2 + 2)))
+
+
+def test_masked_junk_is_not_seen_and_nan_is():
+    clean = inputs([[-1.0, 5.0]], [[-2.0, math.nan]], [[-2.0, -math.inf]], [[True, False]])
+    got = ratio_columns(clean)
+    assert got["theta_old_logratio_mean"] == pytest.approx(1.0)
+    assert got["theta_mu_ratio_max"] == pytest.approx(math.e)
+    seen = ratio_columns(inputs([[math.nan, -1.0]], [[-2.0, -1.0]], [[-2.0, -1.0]]))
+    assert math.isnan(seen["theta_old_logratio_mean"])
+    assert math.isnan(seen["theta_old_ratio_max"])
+    assert math.isnan(seen["theta_old_logratio_q50"])
+    assert seen["old_mu_logratio_mean"] == 0.0
+
+
+def test_an_empty_mean_is_nan_not_zero():
+    got = ratio_columns(inputs([[0.0]], [[0.0]], [[0.0]], [[False]]))
+    assert math.isnan(got["theta_mu_ratio_mean"])
+
+
+def test_reference_kl_by_hand():
+    theta, ref = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]])
+    got = kl_reference_columns(theta, ref, torch.ones(1, 2, dtype=torch.bool))
+    assert got["kl_ref_k1_nats"] == pytest.approx((0.5 - 1.0) / 2)
+    k3 = (math.exp(-0.5) + 0.5 - 1 + math.exp(1.0) - 1.0 - 1) / 2
+    assert got["kl_ref_k3_nats"] == pytest.approx(k3)
