@@ -1,0 +1,174 @@
+"""The process that runs one cell: claims it, sets aside what an earlier attempt left, runs, and is gone."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stalefront.cell import Cell
+from stalefront.claims import keep_alive, take
+from stalefront.files import read_json, write_json
+from stalefront.observe import read_tail
+from stalefront.paths import CellPaths
+
+# Exit codes beside 0: another process claimed the attempt first; the cell did not end completed or non-finite.
+TAKEN, UNFINISHED = 75, 1
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+LOG_TAIL_LINES = 20
+
+
+@dataclass(frozen=True)
+class Order:
+    """One attempt at one cell.
+
+    Attributes
+    ----------
+    fresh : bool
+        Start over: records and checkpoint of earlier attempts are set aside first.
+    gpu : str or None
+        CUDA device that the process may see; None leaves the environment as it is.
+    """
+
+    root: Path
+    attempt: int
+    fresh: bool
+    launcher: str
+    threads: int
+    gpu: str | None
+
+
+def work(order: Order) -> None:
+    """Entry point of the process."""
+    # A terminal sends its signals to every process of the group; the launcher decides what they mean for cells.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    paths = CellPaths(order.root)
+    if not take(paths, order.attempt, order.launcher):
+        sys.exit(TAKEN)
+    keep_alive(paths, order.attempt)
+    set_aside(paths, order.attempt, fresh=order.fresh)
+    write_to_log(paths.log, order.attempt)
+    os.environ |= dict.fromkeys(THREAD_VARIABLES, str(order.threads))
+    if order.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = order.gpu
+    from stalefront.run import run_cell
+
+    outcome = run_cell(order.root, attempt=order.attempt)
+    if outcome["error"]:
+        print(outcome["error"], file=sys.stderr)
+    sys.exit(0 if outcome["state"] in ("completed", "non-finite") else UNFINISHED)
+
+
+def set_aside(paths: CellPaths, attempt: int, *, fresh: bool) -> None:
+    """Move an earlier attempt's outcome, and all it left when starting over, to `attempts/<n>/`.
+
+    The checkpoint goes first: without one, rows of an earlier attempt are set aside by whoever starts over.
+    """
+    done = read_json(paths.outcome)
+    before = attempt - 1 if done is None else int(done.get("attempt") or 1)
+    kept = paths.attempt(before)
+    names = [paths.checkpoint.parent, paths.outcome, paths.steps, paths.log, paths.status] if fresh else [paths.outcome]
+    for path in names:
+        if path.exists():
+            kept.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, _free_name(kept / path.name))
+
+
+def _free_name(path: Path) -> Path:
+    """`path`, or with a number before its suffix where that is taken."""
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.stem}.{number}{path.suffix}")
+    return candidate
+
+
+def write_to_log(log: Path, attempt: int) -> None:
+    """Send what this process prints to `log`, what a crash prints included."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for target in (1, 2):
+        os.dup2(handle, target)
+    os.close(handle)
+    # The streams of a forked process may be those of its parent's terminal or of a test's capture.
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.enable(file=2)
+    from stalefront.run import utc_now
+
+    print(f"--- attempt {attempt}, pid {os.getpid()}, {utc_now()} ---")
+
+
+def record_death(paths: CellPaths, attempt: int, state: str, reason: str) -> None:
+    """Write the outcome of an attempt whose process ended without writing one."""
+    import datetime
+    import socket
+
+    from stalefront.run import code_version, utc_now, versions
+
+    config, status = read_json(paths.config), read_json(paths.status) or {}
+    mine = status if status.get("attempt") == attempt else {}
+    started = str(mine.get("started_utc") or utc_now())
+    began = datetime.datetime.strptime(started, "%Y-%m-%dT%H:%M:%S%z")
+    last_step = read_tail(paths.steps).last_step
+    outcome = {
+        "cell_id": config["cell_id"],
+        "state": state,
+        "reason": reason,
+        "error": log_tail(paths.log),
+        "attempt": attempt,
+        "resumed_from_step": None,
+        "last_step": last_step,
+        "steps": config["cell"]["steps"],
+        "started_utc": started,
+        "finished_utc": utc_now(),
+        "wall_s": (datetime.datetime.now(datetime.UTC) - began).total_seconds(),
+        "cpu_s": None,
+        "peak_rss_bytes": None,
+        "host": socket.gethostname(),
+        "device_name": None,
+        **code_version(),
+        "versions": versions(),
+        "warnings": [],
+    }
+    write_json(paths.outcome, outcome)
+    if mine:
+        write_json(paths.status, {**mine, "state": state, "reason": reason, "updated_utc": utc_now()})
+
+
+def log_tail(log: Path) -> str:
+    """Last lines of a log."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+def modules_to_preload(cells: Iterable[Cell]) -> list[str]:
+    """Modules that the cells' processes would import each for itself: seconds of every cell when left out.
+
+    Importing starts no thread and touches no device, so that forking after it is safe; computing would do both.
+    """
+    names = [
+        *("torch", "torch._dynamo", "torch.optim.adamw", "torch.utils.serialization", "tokenizers"),
+        *("transformers.modeling_utils", "transformers.tokenization_utils_fast", "transformers.models.auto"),
+        *("stalefront.run", "stalefront.loop", "stalefront.warmup", "stalefront.rollout", "stalefront.surrogate"),
+    ]
+    found = dict.fromkeys(names)
+    for cell in cells:
+        choices = (cell.model, cell.task, cell.delay, cell.loss, cell.engine, *cell.correction)
+        found |= dict.fromkeys(type(choice).__module__ for choice in choices)
+        family = (cell.model.config or {}).get("model_type")
+        if family:
+            found[f"transformers.models.{family}.modeling_{family}"] = None
+        if cell.engine.choice() == "trl":
+            found["trl.trainer.grpo_trainer"] = None
+    return list(found)

@@ -1,0 +1,36 @@
+"""On a CUDA device: the same cell as on the CPU to rounding, twice the same records, and a resume."""
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def needs_cuda():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
+def test_first_steps_agree_with_the_cpu(make_cell, completed):
+    # The warm-ups are trained on either device and differ in rounding, so only coarse agreement is owed.
+    cpu, cuda = (completed(make_cell(device=device, steps=2)) for device in ("cpu", "cuda"))
+    assert cuda[1]["theta_old_ratio_max"] == 1.0
+    assert cuda[1]["tokens"] == pytest.approx(cpu[1]["tokens"], rel=0.05)
+    assert cuda[1]["entropy_nats"] == pytest.approx(cpu[1]["entropy_nats"], rel=0.05)
+
+
+def test_two_runs_are_the_same(make_cell, run_in, tmp_path, numbers):
+    cell = make_cell(device="cuda", steps=12)
+    assert numbers(run_in(tmp_path / "a", cell).rows) == numbers(run_in(tmp_path / "b", cell).rows)
+
+
+def test_a_resumed_run_is_the_same(make_cell, run_in, tmp_path, numbers):
+    cell = make_cell(device="cuda", steps=12)
+    whole = run_in(tmp_path / "whole", cell)
+    parts = run_in(tmp_path / "parts", cell, checkpoint_every=5)
+    lines = parts.paths.steps.read_text().splitlines(keepends=True)
+    parts.paths.steps.write_text("".join(lines[:12]))
+    again = run_in(tmp_path / "parts", cell, checkpoint_every=5, attempt=2)
+    assert again.outcome["resumed_from_step"] == 10
+    assert numbers(again.rows) == numbers(whole.rows)
