@@ -126,8 +126,7 @@ def draw_arm(sweep: SweepTable, arm: str, fits: Fits, index: int, n_arms: int) -
 
 def _drawn(name: str, suffix: str, module: Any, frame: pd.DataFrame) -> Drawn:
     title, caption = CAPTIONS[name]
-    shown = frame.attrs.get("shown", "")
-    caption = f"{caption} To stay readable, {shown}." if shown else caption
+    caption = f"{caption} {frame.attrs.get('note', '')}".strip()
     data = write_table(frame.astype(object).where(frame.notna(), None))
     return Drawn(name + suffix, title, caption, title, png(module.draw(frame)), data)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from stalefront.analysis.fits.base import Fit
+from stalefront.analysis.fits.base import Constant, Fit
 from stalefront.analysis.fits.regime import REGIMES
-from stalefront.analysis.narrative import show, show_interval, slope_of, with_interval
+from stalefront.analysis.narrative import show, slope_of, with_interval
 from stalefront.analysis.settings import Json
 from stalefront.analysis.tables import SweepTable
 from stalefront.analysis.verdicts import DEFAULT, KINDS
@@ -176,6 +176,7 @@ def eta_max_table(fits: dict[tuple[str, str], Fit]) -> Table:
     rows = []
     for definition in ("first_zero", DEFAULT):
         fit, products = fits[("eta_max", definition)], fits[("s_eta", definition)]
+        surface = fits[("firth", definition)].constants
         by_s = {r["S"]: r for r in products.rows}
         for row in [r for r in fit.rows if r["seed"] is None]:
             product = by_s[row["S"]]
@@ -186,24 +187,27 @@ def eta_max_table(fits: dict[tuple[str, str], Fit]) -> Table:
                     _bracket(row, "conservative"),
                     _bracket(row, "optimistic"),
                     _bracket(product, "conservative"),
+                    _short(surface.get(f"eta50[S={row['S']:g}]")),
                     str(row["inversions"]),
                     f"{row['n']} ({row['n_seeds']})",
                 ]
             )
-    head = [
-        "definition",
-        "S",
-        "η_max, conservative",
-        "η_max, optimistic",
-        "S·η_max, conservative",
-        "inversions",
-        "cells (seeds)",
-    ]
+    head = ["definition", "S", "η_max, conservative", "η_max, optimistic", "S·η_max, conservative", "η50 by the fit"]
+    head += ["inversions", "cells (seeds)"]
     caption = (
         "Conservative: from the largest η below the first collapse of any seed to that collapse. Optimistic: from the "
-        "largest η that any seed survives to the next collapse. ≥ and < mark grids that end before the frontier."
+        "largest η that any seed survives to the next collapse. ≥ and < mark grids that end before the frontier. "
+        "η50: half the runs collapse there, by the penalised logistic fit, with its profile interval (… is unbounded)."
     )
     return Table(head, rows, caption)
+
+
+def _short(constant: Constant | None) -> str:
+    """Value and interval without words, for a narrow column."""
+    if constant is None or constant.value is None or constant.interval is None:
+        return "–"
+    lo, hi = ("…" if v is None else show(v) for v in (constant.interval.lo, constant.interval.hi))
+    return f"{show(constant.value)} [{lo}, {hi}]"
 
 
 def _bracket(row: dict[str, Any], rule: str) -> str:
@@ -296,9 +300,3 @@ def axes_rows(plan: Json) -> list[tuple[str, str]]:
     """Axes of the sweep as planned."""
     axes = plan.get("axes") or {}
     return [(str(k), ", ".join(map(str, v)) if isinstance(v, list) else str(v)) for k, v in axes.items()]
-
-
-def interval_text(fit: Fit, name: str) -> str:
-    """Interval of one constant in words; ``not identified`` without it."""
-    constant = fit.constants.get(name)
-    return show_interval(constant.interval) if constant else "not identified"

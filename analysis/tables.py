@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from stalefront.analysis.fits.regime import RegimeCall
 from stalefront.analysis.records import CellFiles, Json, Steps, read_cell, read_plan, read_steps
 from stalefront.analysis.settings import ReportSettings, arm_labels, fixed_settings, staleness
@@ -24,6 +25,10 @@ from stalefront.analysis.verdicts.base import FloatArray
 
 MISSING = "missing"
 COSINE_BINS = 32
+CURVE_COLUMNS = ("step", "reward", "n", "passes")
+COSINE_COLUMNS = ("step", "within", "n_within", "refresh", "n_refresh")
+
+Columns = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -78,20 +83,22 @@ def build_table(sweep_dir: Path, settings: ReportSettings | None = None) -> Swee
     settings = settings or ReportSettings()
     plan = read_plan(sweep_dir)
     planned: dict[str, Json] = plan.get("cells") or {}
-    rows, curves, cosines = [], [], []
+    rows: list[Json] = []
+    curves: list[Columns] = []
+    cosines: list[Columns] = []
     files = [read_cell(sweep_dir, cell_id, planned[cell_id]) for cell_id in sorted(planned)]
     arms = arm_labels({f.cell_id: f.cell for f in files})
     for cell in files:
         steps = read_steps(cell.directory / "steps.jsonl", settings.reward)
         row, curve = _row(cell, steps, settings)
         rows.append({"cell_id": cell.cell_id, "arm": arms[cell.cell_id], **row})
-        curves.append(_thin_curve(cell.cell_id, curve, settings.max_points))
-        cosines.append(_thin_cosine(cell.cell_id, steps))
+        curves.append(_thin_curve(curve, settings.max_points))
+        cosines.append(_thin_cosine(steps))
     table = _sorted(pd.DataFrame(rows, dtype=object))
     fixed = fixed_settings({f.cell_id: f.cell for f in files})
-    return SweepTable(
-        table, pd.concat(curves) if curves else _no_curves(), _concat(cosines), plan.get("sweep") or {}, fixed, settings
-    )
+    ids = [f.cell_id for f in files]
+    drawn = (_stack(ids, curves, CURVE_COLUMNS), _stack(ids, cosines, COSINE_COLUMNS))
+    return SweepTable(table, *drawn, plan.get("sweep") or {}, fixed, settings)
 
 
 def write_table(table: pd.DataFrame) -> bytes:
@@ -280,52 +287,39 @@ def _sorted(table: pd.DataFrame) -> pd.DataFrame:
     """Sort by arm, S, lr, seed, cell_id, absent values last."""
     if table.empty:
         return table
+    keys = []
+    for index, row in enumerate(table[["arm", "S", "lr", "seed", "cell_id"]].itertuples(index=False, name=None)):
+        arm, s, lr, seed, cell_id = row
+        number = seed if isinstance(seed, int) else math.inf
+        keys.append((arm, math.inf if s is None else s, math.inf if lr is None else lr, number, cell_id, index))
+    return table.iloc[[k[-1] for k in sorted(keys)]].reset_index(drop=True)
 
-    def key(row: Any) -> tuple[Any, ...]:
-        s, lr, seed = (math.inf if v is None else v for v in (row.S, row.lr, row.seed))
-        return (row.arm, s, lr, str(seed) if not isinstance(seed, (int, float)) else f"{seed:020}", row.cell_id)
 
-    order = sorted(range(len(table)), key=lambda i: key(table.iloc[i]))
-    return table.iloc[order].reset_index(drop=True)
+def _stack(ids: list[str], parts: list[Columns], names: tuple[str, ...]) -> pd.DataFrame:
+    """One frame from the columns of every cell, led by its cell_id."""
+    lengths = [len(p[names[0]]) for p in parts]
+    columns = {name: np.concatenate([p[name] for p in parts] or [np.zeros(0)]) for name in names}
+    return pd.DataFrame({"cell_id": np.repeat(np.array(ids, dtype=object), lengths), **columns})
 
 
-def _thin_curve(cell_id: str, curve: Curve, max_points: int) -> pd.DataFrame:
+def _thin_curve(curve: Curve, max_points: int) -> Columns:
     """At most ``max_points`` validation points, evenly spaced, first and last always among them."""
     n = len(curve.steps)
-    keep = np.unique(np.linspace(0, n - 1, min(n, max_points)).round().astype(int)) if n else np.zeros(0, dtype=int)
-    return pd.DataFrame(
-        {
-            "cell_id": cell_id,
-            "step": curve.steps[keep],
-            "reward": curve.reward[keep],
-            "n": curve.samples[keep],
-            "passes": curve.passes[keep],
-        }
-    )
+    keep = np.unique(np.linspace(0, n - 1, min(n, max_points)).round().astype(np.int64))
+    columns = (curve.steps, curve.reward, curve.samples, curve.passes)
+    return {name: column[keep] for name, column in zip(CURVE_COLUMNS, columns, strict=True)}
 
 
-def _no_curves() -> pd.DataFrame:
-    return pd.DataFrame({c: [] for c in ("cell_id", "step", "reward", "n", "passes")})
-
-
-def _thin_cosine(cell_id: str, steps: Steps) -> pd.DataFrame | None:
+def _thin_cosine(steps: Steps) -> Columns:
     """Mean cosine of consecutive applied gradients in equal bins of learner steps, by where in the cycle."""
     known = np.isfinite(steps.cos_grad)
-    if not known.any():
-        return None
-    edges = np.linspace(0, int(steps.step[-1]) + 1, COSINE_BINS + 1)
+    edges = np.linspace(0, int(steps.step[-1]) + 1 if len(steps.step) else 1, COSINE_BINS + 1)
     where = np.digitize(steps.step, edges) - 1
-    columns: dict[str, Any] = {"cell_id": cell_id, "step": (edges[:-1] + edges[1:]) / 2}
+    columns: Columns = {"step": (edges[:-1] + edges[1:]) / 2}
     for name, rows in (("within", known & ~steps.at_refresh), ("refresh", known & steps.at_refresh)):
-        count = np.bincount(where[rows], minlength=COSINE_BINS)[:COSINE_BINS]
-        total = np.bincount(where[rows], weights=steps.cos_grad[rows], minlength=COSINE_BINS)[:COSINE_BINS]
+        count = np.bincount(where[rows], minlength=COSINE_BINS)
+        total = np.bincount(where[rows], weights=steps.cos_grad[rows], minlength=COSINE_BINS)
         columns[name] = np.where(count > 0, total / np.maximum(count, 1), np.nan)
         columns[f"n_{name}"] = count
-    frame = pd.DataFrame(columns)
-    return frame[(frame["n_within"] + frame["n_refresh"]) > 0]
-
-
-def _concat(frames: list[pd.DataFrame | None]) -> pd.DataFrame:
-    kept = [f for f in frames if f is not None]
-    columns = ("cell_id", "step", "within", "n_within", "refresh", "n_refresh")
-    return pd.concat(kept) if kept else pd.DataFrame({c: [] for c in columns})
+    measured = (columns["n_within"] + columns["n_refresh"]) > 0
+    return {name: column[measured] for name, column in columns.items()}

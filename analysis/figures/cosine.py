@@ -32,7 +32,7 @@ def data(table: pd.DataFrame, cosines: pd.DataFrame, arm: str) -> pd.DataFrame:
     -------
     DataFrame
         ``S, lr, where (refresh | within), step, cosine, n``; ``n`` is the number of cosines behind the point, and
-        ``cosine`` their mean over the bin and its neighbours. ``attrs["shown"]`` says what was thinned.
+        ``cosine`` their mean over the bin and its neighbours. ``attrs["note"]`` says what was thinned.
     """
     mine = table[(table["arm"] == arm) & table["S"].notna() & table["lr"].notna()]
     s_all, lr_all = sorted(set(mine["S"])), sorted(set(mine["lr"]))
@@ -43,8 +43,9 @@ def data(table: pd.DataFrame, cosines: pd.DataFrame, arm: str) -> pd.DataFrame:
     kept = [p for p in parts if len(p)]
     frame = pd.concat(kept, ignore_index=True) if kept else pd.DataFrame(columns=list(COLUMNS))
     thinned = len(s_kept) < len(s_all) or len(lr_kept) < len(lr_all)
-    frame.attrs["shown"] = (
-        f"{len(s_kept)} of {len(s_all)} values of S and {len(lr_kept)} of {len(lr_all)} learning rates are drawn"
+    frame.attrs["note"] = (
+        f"To stay readable, {len(s_kept)} of {len(s_all)} values of S and {len(lr_kept)} of {len(lr_all)} learning "
+        "rates are drawn."
         if thinned
         else ""
     )

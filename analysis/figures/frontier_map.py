@@ -50,7 +50,10 @@ def data(table: pd.DataFrame, arm: str, fits: list[Fit]) -> pd.DataFrame:
         for fit in fits:
             if (fit.arm, fit.definition) == (arm, definition):
                 rows.extend(_overlay(fit))
-    return pd.DataFrame(rows, columns=list(COLUMNS), dtype=object)
+    frame = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object)
+    off = int((pd.to_numeric(table[table["arm"] == arm]["lr"]) <= 0).sum())
+    frame.attrs["note"] = f"{off} cell(s) with learning rate 0 have no place on a log axis." if off else ""
+    return frame
 
 
 def _cells(table: pd.DataFrame, arm: str, definition: str) -> list[dict[str, Any]]:
@@ -60,7 +63,7 @@ def _cells(table: pd.DataFrame, arm: str, definition: str) -> list[dict[str, Any
     known["differs"] = [a is True and b is False for a, b in zip(first, strict, strict=True)]
     # Why an undecided cell is so: its state, or "undecided" for a finished run whose record doesn't say.
     known["why"] = ["undecided" if s in ("completed", "non-finite") else s for s in mine["state"]]
-    known = known[known["S"].notna() & known["lr"].notna()]
+    known = known[known["S"].notna() & (pd.to_numeric(known["lr"]) > 0)]
     rows = []
     for key, group in known.groupby(["S", "lr"], sort=True):
         s, lr = key

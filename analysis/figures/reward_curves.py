@@ -30,7 +30,7 @@ def data(table: pd.DataFrame, curves: pd.DataFrame, arm: str, max_panels: int) -
     arm : str
         Arm label.
     max_panels : int
-        Most panels drawn; beyond, S and η are thinned evenly and ``attrs["shown"]`` says to what.
+        Most panels drawn; beyond, S and η are thinned evenly and ``attrs["note"]`` says to what.
 
     Returns
     -------
@@ -39,7 +39,7 @@ def data(table: pd.DataFrame, curves: pd.DataFrame, arm: str, max_panels: int) -
         ``event`` (``step`` to ``step_hi``), ``state`` (one row a panel and unfinished state).
     """
     mine = table[(table["arm"] == arm) & table["S"].notna() & table["lr"].notna()]
-    mine, shown = _thin_panels(mine, max_panels)
+    mine, note = _thin_panels(mine, max_panels)
     seeds = sorted(mine["seed"].unique(), key=str)
     rows: list[pd.DataFrame] = []
     labels = mine.set_index("cell_id")[["S", "lr", "seed"]]
@@ -54,7 +54,7 @@ def data(table: pd.DataFrame, curves: pd.DataFrame, arm: str, max_panels: int) -
     rows.append(_states(mine))
     frame = pd.concat([r.astype(object) for r in rows if len(r)] or [pd.DataFrame()])
     frame = frame.reindex(columns=list(COLUMNS)).reset_index(drop=True)
-    frame.attrs["shown"] = shown
+    frame.attrs["note"] = note
     return frame
 
 
@@ -67,7 +67,9 @@ def _thin_panels(mine: pd.DataFrame, max_panels: int) -> tuple[pd.DataFrame, str
     cut = math.sqrt(max_panels / (n_s * n_lr))
     keep_s = thin(s_values, max(2, int(n_s * cut)))
     keep_lr = thin(lr_values, max(2, min(max_panels // len(keep_s), n_lr)))
-    text = f"{len(keep_s)} of {n_s} values of S and {len(keep_lr)} of {n_lr} learning rates are drawn"
+    text = (
+        f"To stay readable, {len(keep_s)} of {n_s} values of S and {len(keep_lr)} of {n_lr} learning rates are drawn."
+    )
     return mine[mine["S"].isin(keep_s) & mine["lr"].isin(keep_lr)], text
 
 
@@ -151,17 +153,20 @@ def _panel(axes: Axes, part: pd.DataFrame | None, colours: dict[Any, Any]) -> No
             band["step"], band["reward_lo"].astype(float), band["reward_hi"].astype(float), color=MUTED, alpha=0.3, lw=0
         )
         axes.plot(band["step"], band["reward"], color=INK, lw=1.2)
-    for row in part[part["layer"] == "event"].to_dict("records"):
-        strict = row["definition"] == DEFAULT
-        axes.axvspan(float(row["step"]), float(row["step_hi"]), color=INK, alpha=0.25 if strict else 0.12, lw=0)
-        at = axes.get_xaxis_transform()
-        face = INK if strict else "white"
-        axes.plot(
-            [float(row["step_hi"])], [0.93], marker="v", ms=5, color=INK, mfc=face, transform=at, zorder=4 + strict
-        )
+    _mark_events(axes, part[part["layer"] == "event"])
     text = next(iter(part[part["layer"] == "state"]["state"]), "")
     if text:
         axes.text(0.99, 0.99, text, ha="right", va="top", fontsize=6.5, color=MUTED, transform=axes.transAxes)
+
+
+def _mark_events(axes: Axes, events: pd.DataFrame) -> None:
+    """Band and triangle per distinct event interval; several seeds share one."""
+    at = axes.get_xaxis_transform()
+    for definition, lo, hi in sorted(set(events[["definition", "step", "step_hi"]].itertuples(index=False, name=None))):
+        strict = definition == DEFAULT
+        axes.axvspan(float(lo), float(hi), color=INK, alpha=0.25 if strict else 0.12, lw=0)
+        face = INK if strict else "white"
+        axes.plot([float(hi)], [0.93], marker="v", ms=5, color=INK, mfc=face, transform=at, zorder=4 + strict)
 
 
 def _non_finite(axes: Axes, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:

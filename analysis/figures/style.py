@@ -73,7 +73,7 @@ def png(figure: Figure) -> bytes:
 def shades(n: int) -> list[tuple[float, float, float]]:
     """Make n colours of cividis, dark to light but never too light for a line on white."""
     palette = sns.color_palette("cividis", as_cmap=True)
-    return [tuple(palette(v)[:3]) for v in np.linspace(0.0, 0.82, max(n, 1))]
+    return [tuple(palette(v)[:3]) for v in np.linspace(0.0, 0.82, n)]
 
 
 def number(value: float) -> str:
@@ -87,8 +87,10 @@ def number(value: float) -> str:
 
 
 def log2_ticks(axis: Any, values: Sequence[float], most: int = 12) -> None:
-    """Put ticks at the log2 of the values, labelled with the values; at most ``most``, evenly thinned."""
-    kept = thin(sorted(set(values)), most)
+    """Put ticks at the log2 of the values, labelled with the values; every so many that at most ``most`` remain."""
+    ordered = sorted(set(values))
+    # An even stride keeps the labels of a regular grid evenly spaced.
+    kept = ordered[:: -(-len(ordered) // most)]
     axis.set_ticks([math.log2(v) for v in kept], [number(v) for v in kept])
 
 

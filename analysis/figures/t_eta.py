@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -61,7 +61,8 @@ def data(table: pd.DataFrame, arm: str, fits: list[Fit]) -> pd.DataFrame:
             for c, i in [(f.constants["t_eta"], f.constants["t_eta"].interval)]
         )
     frame = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object)
-    return frame[(frame["layer"] == "mean") | (pd.to_numeric(frame["mid"]) > 0)].reset_index(drop=True)
+    drawable = (pd.to_numeric(frame["mid"]) > 0) & (pd.to_numeric(frame["lr"]) > 0)
+    return frame[(frame["layer"] == "mean") | drawable].reset_index(drop=True)
 
 
 def draw(frame: pd.DataFrame) -> Figure:
@@ -99,14 +100,11 @@ def _panel(axes: Axes, part: pd.DataFrame, look_of: dict[Any, tuple[Any, str]]) 
         axes.axhline(float(row["mid"]), color=INK, lw=1.2, ls=(0, (4, 1.6)), zorder=1)
         if row["lo"] is not None and row["hi"] is not None:
             axes.axhspan(float(row["lo"]), float(row["hi"]), color=MUTED, alpha=0.18, lw=0, zorder=0)
-    bars = len(part) <= MAX_BARS
     # A small shift per S keeps markers of one learning rate apart.
     step = 0.36 / max(len(look_of), 1)
     for index, (s, (colour, marker)) in enumerate(look_of.items()):
-        mine = part[part["S"] == s]
         shift = (index - (len(look_of) - 1) / 2) * step
-        for row in mine.to_dict("records"):
-            _run(axes, row, math.log2(float(row["lr"])) + shift, colour, marker, bars=bars)
+        _runs(axes, part[part["S"] == s], shift, colour, marker, bars=len(part) <= MAX_BARS)
     if part[part["layer"] == "event"].empty:
         axes.text(
             0.5,
@@ -119,16 +117,26 @@ def _panel(axes: Axes, part: pd.DataFrame, look_of: dict[Any, tuple[Any, str]]) 
         )
 
 
-def _run(axes: Axes, row: dict[Any, Any], x: float, colour: Any, marker: str, *, bars: bool) -> None:
-    y = float(row["mid"])
-    if row["layer"] == "censored":
-        axes.plot([x], [y], marker="^", ms=4.5, mfc="white", mec=colour, mew=0.9, zorder=2)
-        axes.annotate("", (x, y * 1.22), (x, y), arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.9})
-        return
-    lo, hi = max(float(row["lo"]), 0.02 * y), float(row["hi"])
-    if bars:
-        axes.plot([x, x], [lo, hi], color=colour, lw=1.1, zorder=3)
-    axes.plot([x], [y], marker=marker, ms=5.5, mfc=colour, mec="white", mew=0.5, zorder=4)
+def _runs(axes: Axes, mine: pd.DataFrame, shift: float, colour: Any, marker: str, *, bars: bool) -> None:
+    """Events and censored runs of one S."""
+    for layer, rows in mine.groupby("layer", sort=True):
+        x = np.log2(rows["lr"].astype(float)) + shift
+        y = rows["mid"].astype(float)
+        if layer == "censored":
+            axes.vlines(x, y, 1.22 * y, color=colour, lw=0.9, zorder=2)
+            axes.plot(x, y, ls="", marker="^", ms=4.5, mfc="white", mec=colour, mew=0.9, zorder=2.5)
+            continue
+        if bars:
+            # An interval from 0 has no lower end on a log axis; it is cut well below the marker.
+            axes.vlines(
+                x,
+                np.maximum(rows["lo"].astype(float), 0.02 * y),
+                rows["hi"].astype(float),
+                color=colour,
+                lw=1.1,
+                zorder=3,
+            )
+        axes.plot(x, y, ls="", marker=marker, ms=5.5, mfc=colour, mec="white", mew=0.5, zorder=4)
 
 
 def _legend(look_of: dict[Any, tuple[Any, str]]) -> list[Any]:

@@ -50,8 +50,9 @@ class Interval:
     level: float | None = None
 
     def contains(self, value: float) -> bool:
-        """Whether ``value`` lies in the closed interval."""
-        return (self.lo is None or self.lo <= value) and (self.hi is None or value <= self.hi)
+        """Whether ``value`` lies in the closed interval; rounding at an end doesn't count against it."""
+        slack = 1e-9 * max(abs(value), 1e-300)
+        return (self.lo is None or self.lo <= value + slack) and (self.hi is None or value - slack <= self.hi)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ from scipy import optimize, stats
 from stalefront.analysis.fits.base import Constant, Fit, Interval, decided, input_hash
 from stalefront.analysis.fits.logit import Array, Maximum, maximise, profile_ratio
 
+# A coefficient of log η below this is no effect: the contour would lie e¹⁰⁰⁰⁰⁰⁰ away or further.
+NO_EFFECT = 1e-6
+
 METHOD = (
     "Firth-penalised logistic regression of collapse on log S and log η; penalised profile likelihood intervals and "
     "likelihood-ratio tests that keep the full design in the Jeffreys term; cells count as independent, also those "
@@ -96,7 +99,7 @@ def fit_firth(
     notes = ["a line separates the outcomes: plain maximum likelihood would diverge"] if separated(g) else []
     if not full.converged:
         notes.append("Newton's method did not converge; read the numbers with care")
-    if full.beta[2] <= 0:
+    if full.beta[2] <= NO_EFFECT:
         notes.append("collapse does not become likelier with the learning rate here; no contour is given")
         return _fit(frame, known, definition, arm, level, notes=notes, rows=[_beta_row(full, g)])
     # Coordinates (1, log S, log Sη): the 1/S law drops the second column, with the same determinant.
@@ -156,7 +159,7 @@ def _slope(X: Array, g: Grouped, full: Maximum, level: float) -> Constant:
 def _product(X: Array, g: Grouped, product: Maximum, level: float) -> Constant:
     """S·η50 where the slope is held at −1."""
     meaning = "S·η at which half the runs collapse, slope held at −1"
-    if product.beta[2] <= 0:
+    if product.beta[2] <= NO_EFFECT:
         return Constant(None, None, "learning rate", meaning)
     return _exp_ratio(X, g, product, free=(), reference=g.S0 * g.lr0, level=level, meaning=meaning)
 
@@ -188,9 +191,15 @@ def _exp_ratio(
         scale=max(1.0, 1.0 / float(at.beta[2])),
         level=level,
     )
-    lo, hi = (reference * math.exp(v) if math.isfinite(v) and abs(v) < 300 else v for v in (found.lo, found.hi))
-    value = reference * math.exp(log_ratio)
+    value, lo, hi = (_exp(reference, v) for v in (log_ratio, found.lo, found.hi))
+    if not 0 < value < math.inf:
+        return Constant(None, None, "learning rate", meaning)
     return Constant(value, _interval(lo, hi, level), "learning rate", meaning)
+
+
+def _exp(reference: float, log_ratio: float) -> float:
+    """reference·exp(log_ratio); ±inf (unbounded) where that is not a float64 any more."""
+    return reference * math.exp(log_ratio) if abs(log_ratio) < 600 else math.copysign(math.inf, log_ratio)
 
 
 def _tests(full: Maximum, product: Maximum, flat: Maximum) -> dict[str, float | None]:

@@ -34,6 +34,7 @@ Array = FloatArray
 
 # Linear predictors beyond this have p indistinguishable from 0 or 1 in float64 products; they are held there.
 ETA_MAX = 30.0
+MAX_ITERATIONS = 200
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ def penalised(X: Array, m: Array, k: Array, beta: Array) -> tuple[float, Array, 
     return ll, X.T @ (k - m * p + h * (0.5 - p)), information
 
 
-def maximise(X: Array, m: Array, k: Array, basis: Array, start: Array | None = None, max_iter: int = 200) -> Maximum:
+def maximise(
+    X: Array, m: Array, k: Array, basis: Array, start: Array | None = None, tolerance: float = 1e-7
+) -> Maximum:
     """Maximise ℓ* over β = Rγ by Fisher scoring with step halving.
 
     Parameters
@@ -69,14 +72,17 @@ def maximise(X: Array, m: Array, k: Array, basis: Array, start: Array | None = N
         R, the basis of the subspace.
     start : float array, shape (J,), optional
         First γ; zero by default.
+    tolerance : float
+        Largest change of a linear predictor in the last step; the likelihood is right to its square.
     """
-    gamma = np.zeros(basis.shape[1]) if start is None else start
+    gamma = np.zeros(basis.shape[1]) if start is None else start.copy()
     ll, score, information = penalised(X, m, k, basis @ gamma)
-    for _ in range(max_iter):
+    along = X @ basis
+    for _ in range(MAX_ITERATIONS):
         gradient = basis.T @ score
         step = np.linalg.lstsq(basis.T @ information @ basis, gradient, rcond=None)[0]
         # A step of 5 in a linear predictor saturates p; longer ones only overshoot.
-        step *= min(1.0, 5.0 / max(float(np.max(np.abs(X @ basis @ step))), 1e-300))
+        step *= min(1.0, 5.0 / max(float(np.max(np.abs(along @ step))), 1e-300))
         gained = False
         for _ in range(40):
             new = penalised(X, m, k, basis @ (gamma + step))
@@ -86,7 +92,7 @@ def maximise(X: Array, m: Array, k: Array, basis: Array, start: Array | None = N
             step = step / 2
         if not gained:
             return Maximum(basis @ gamma, ll, bool(np.max(np.abs(gradient)) < 1e-4))
-        done = new[0] - ll < 1e-12 and float(np.max(np.abs(X @ basis @ step))) < 1e-7
+        done = float(np.max(np.abs(along @ step))) < tolerance
         gamma = gamma + step
         ll, score, information = new
         if done:
@@ -137,15 +143,20 @@ def profile_ratio(
     drop = float(stats.chi2.ppf(level, 1)) / 2
     n_coordinates = X.shape[1]
 
+    # Neighbouring φ have neighbouring maxima, so each search starts where the one before ended.
+    last = np.zeros(len(free) + 1)
+
     def deficit(phi: float) -> float:
         direction = np.zeros((n_coordinates, 1))
         direction[num, 0], direction[den, 0] = -scale * math.sin(phi), math.cos(phi)
         basis = np.column_stack([np.eye(n_coordinates)[:, list(free)], direction])
-        found = maximise(X, m, k, basis)
-        along = float(direction[:, 0] @ found.beta)
-        if along < 0:
+        found = maximise(X, m, k, basis, start=last, tolerance=1e-4)
+        last[:-1] = found.beta[list(free)]
+        last[-1] = float(direction[:, 0] @ found.beta) / float(direction[:, 0] @ direction[:, 0])
+        if last[-1] < 0:
             # β[den] < 0 would say that a larger learning rate is safer; the half-plane ends at 0.
-            found = maximise(X, m, k, basis[:, :-1]) if free else _origin(X, m, k)
+            last[-1] = 0.0
+            found = maximise(X, m, k, basis[:, :-1], start=last[:-1], tolerance=1e-4) if free else _origin(X, m, k)
         return best - found.ll - drop
 
     phi_hat = math.atan(estimate / scale)
@@ -160,12 +171,12 @@ def _origin(X: Array, m: Array, k: Array) -> Maximum:
 
 
 def _crossing(deficit: Callable[[float], float], start: float, end: float) -> float | None:
-    """First φ on the way from start to end at which the deficit turns positive; None if it never does."""
-    grid = start + (end - start) * np.linspace(0, 1, 13)[1:]
-    previous = start
-    for phi in grid:
-        if deficit(float(phi)) > 0:
-            root: Any = optimize.brentq(deficit, previous, float(phi), xtol=1e-7)
-            return float(root)
-        previous = float(phi)
-    return None
+    """φ between start and end at which the deficit turns positive; None if it never does.
+
+    Where ℓ* is concave, the points above a level form a convex set and the lines that meet it an interval of φ: the
+    deficit changes sign at most once on the way, and only if it is positive at the end.
+    """
+    if deficit(end) <= 0:
+        return None
+    root: Any = optimize.brentq(deficit, start, end, xtol=1e-6)
+    return float(root)

@@ -87,6 +87,9 @@ def interval_normal_ll(units: Units, slope: float | None) -> float:
     known = np.isfinite(ends)
     if not known.any():
         return 0.0
+    perfect = _perfect_ll(units, x, ends, slope)
+    if perfect > DEGENERATE_LL:
+        return perfect
     # Derivatives of z = γ·end − α − β·x by (α, γ, β); a fixed slope is moved into the ends, where β = s·γ.
     shifted = ends if slope is None else ends - slope * x
     origin = float(shifted[known].mean())
@@ -110,6 +113,23 @@ def interval_normal_ll(units: Units, slope: float | None) -> float:
     # The stubs know no objective that returns its gradient together with bounds.
     found: Any = optimize.minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B", options=options)  # type: ignore[call-overload]
     return min(0.0, -float(found.fun))
+
+
+def _perfect_ll(units: Units, x: np.ndarray[Any, Any], ends: np.ndarray[Any, Any], slope: float | None) -> float:
+    """Log-likelihood, at the noise floor, of a line through the middle of all brackets; −inf if there is none."""
+    if slope is None:
+        found = slope_set(units)
+        if found is None or not np.isfinite(found).any():
+            return -math.inf
+        # A slope inside the set; one unit inside where it is unbounded on one side.
+        lo, hi = found
+        slope = (lo + hi) / 2 if math.isfinite(lo) and math.isfinite(hi) else (lo + 1 if math.isfinite(lo) else hi - 1)
+    low, high = float((ends[0] - slope * x).max()), float((ends[1] - slope * x).min())
+    if low >= high:
+        return -math.inf
+    middle = (low + high) / 2 if math.isfinite(low + high) else (low + 1 if math.isfinite(low) else high - 1)
+    z = (ends - slope * x - middle) / SIGMA_MIN
+    return float(_log_between(z[0], z[1]).sum())
 
 
 def _log_between(lo: np.ndarray[Any, Any], hi: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

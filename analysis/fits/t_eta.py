@@ -9,7 +9,6 @@ reported as right-censored values, never left out in silence.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -133,7 +132,9 @@ def _slope(lr: FloatArray, t: FloatArray, level: float) -> Constant | None:
     meaning = "d log t / d log η among collapsed runs"
     if len(t) < 3 or len(set(lr)) < 2:
         return None
-    fit: Any = stats.linregress(np.log(lr), np.log(t))
-    half = float(stats.t.ppf((1 + level) / 2, len(t) - 2)) * float(fit.stderr)
-    slope = float(fit.slope)
+    x, y = np.log(lr) - np.log(lr).mean(), np.log(t) - np.log(t).mean()
+    slope = float(x @ y / (x @ x))
+    residual = y - slope * x
+    error = math.sqrt(float(residual @ residual) / (len(t) - 2) / float(x @ x))
+    half = float(stats.t.ppf((1 + level) / 2, len(t) - 2)) * error
     return Constant(slope, Interval(slope - half, slope + half, "t", level), "1", meaning)

@@ -110,8 +110,8 @@ class Definition(Protocol):
 class Pooled:
     """Every full window of a curve, in order of its first point; arrays of shape (W,).
 
-    ``first`` and ``last`` are indices into the curve's points. ``reward`` is the sample-weighted mean; a NaN point
-    makes it NaN.
+    ``first`` and ``last`` are indices into the curve's points. ``reward`` is the sample-weighted mean; one
+    non-finite point makes it NaN.
     """
 
     first: IntArray
@@ -138,8 +138,11 @@ def pool(curve: Curve, min_samples: int) -> Pooled:
     full = stop < len(cum_n)
     first, stop = first[full], stop[full]
     n = cum_n[stop] - cum_n[first]
-    mean = [float(np.average(curve.reward[i:j], weights=curve.samples[i:j])) for i, j in zip(first, stop, strict=True)]
-    return Pooled(first, stop - 1, n, cum_k[stop] - cum_k[first], np.array(mean, dtype=np.float64))
+    finite = np.isfinite(curve.reward)
+    cum_total = np.concatenate([[0.0], np.cumsum(np.where(finite, curve.reward, 0.0) * curve.samples)])
+    cum_lost = np.concatenate([[0], np.cumsum(~finite)])
+    mean = np.where(cum_lost[stop] > cum_lost[first], np.nan, (cum_total[stop] - cum_total[first]) / n)
+    return Pooled(first, stop - 1, n, cum_k[stop] - cum_k[first], mean)
 
 
 def clopper_pearson_upper(passes: IntArray, samples: IntArray, level: float) -> FloatArray:

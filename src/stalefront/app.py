@@ -35,8 +35,8 @@ def run(arguments: Sequence[str]) -> int:
     debug = os.environ.get("HYDRA_FULL_ERROR") == "1"
     try:
         return _hydra([*arguments])
-    except (OptionError, HydraException, OmegaConfBaseException) as error:
-        if debug:
+    except (ValueError, HydraException, OmegaConfBaseException) as error:
+        if debug or not (isinstance(error, OptionError | HydraException | OmegaConfBaseException) or _of_hydra(error)):
             raise
         sys.stdout.flush()
         print(f"error: {explain(error)}", file=sys.stderr)
@@ -46,9 +46,9 @@ def run(arguments: Sequence[str]) -> int:
 def _hydra(arguments: list[str]) -> int:
     import hydra
     from hydra.core.plugins import Plugins
+
     from hydra_plugins.stalefront_launcher.local import LocalLauncher
     from hydra_plugins.stalefront_sweeper.grid import GridSweeper
-
     from stalefront.launch import exit_code
     from stalefront.resolvers import register_resolvers
     from stalefront.sweepfiles import register_sweeps
@@ -98,24 +98,38 @@ def _overrides(arguments: Sequence[str]) -> Iterator[tuple[str, bool]]:
 
 def _override(argument: str, grid: bool) -> str:
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
 
     from stalefront.choice import OptionError
 
-    override = OverridesParser.create().parse_override(argument)
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except OverrideParseException as error:
+        raise OptionError("argument", argument, "key=value in Hydra's grammar", explain(error)) from error
     key = override.key_or_group
     if override.is_hydra_override():
         return argument
     if key.split(".")[0] == "sweep":
         if not grid and override.value() is not None:
-            raise OptionError(key, override.get_value_string(), "a sweep of cells", "Add -m.")
+            raise OptionError(key, override.get_value_string(), "null for a single run", "Add -m for a sweep.")
         return "~sweep" if key == "sweep" and override.value() is None else argument
     if override.is_sweep_override():
         if not grid:
             raise OptionError(key, override.get_value_string(), "one value for a single run", "Add -m for a grid.")
         return argument
-    if override.get_key_element() != key:
+    # Hydra has no sweep over null or over an empty text.
+    if override.get_key_element() != key or override.value() in (None, ""):
         return argument
     return f"{key}=choice({override.get_value_element_as_str()})"
+
+
+def _of_hydra(error: BaseException) -> bool:
+    """True when Hydra or OmegaConf itself raised the error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    return module.startswith(("hydra.", "omegaconf."))
 
 
 def explain(error: BaseException) -> str:
@@ -127,7 +141,8 @@ def explain(error: BaseException) -> str:
     while cause is not None:
         if isinstance(cause, OptionError):
             return str(cause)
-        texts.append(str(cause).strip())
+        # Where Hydra looked for files says nothing about what was typed.
+        texts.append(str(cause).partition("Config search path:")[0].strip())
         cause = cause.__cause__ or cause.__context__
     return "\n".join(text for text in dict.fromkeys(texts) if text) or type(error).__name__
 

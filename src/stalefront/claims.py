@@ -110,6 +110,18 @@ def is_running(pid: int, start: int | None) -> bool:
     return state not in ("Z", "X") and (start is None or began is None or began == start)
 
 
+def launcher_id() -> str:
+    """Id of this process as a launcher: host, pid and start."""
+    return f"{place()[0]}/{os.getpid()}/{start_of(os.getpid())}"
+
+
+def launcher_runs(launcher: str) -> bool:
+    """True when the launcher with this id is known to run: here, that is."""
+    host, _, process = launcher.partition("/")
+    pid, _, start = process.partition("/")
+    return host == place()[0] and pid.isdigit() and is_running(int(pid), int(start) if start.isdigit() else None)
+
+
 def start_of(pid: int) -> int | None:
     """Start of a process in clock ticks since boot; None where that is not known."""
     found = _stat(pid)

@@ -78,7 +78,7 @@ class Variant:
         """Plain configuration with `values` set at their dotted keys."""
         for path in self.missing:
             if path not in values:
-                raise OptionError(path, "???", "a value: it has no default", f"Give {path}=….")
+                raise OptionError(path, "<absent>", "a value: it has no default", f"Give {path}=….")
         if self.interpolates or any(isinstance(v, str) and "${" in v for v in values.values()):
             node = copy.deepcopy(self.node)
             for key, value in values.items():
@@ -125,19 +125,24 @@ class Composer:
     def is_structural(self, override: str) -> bool:
         """True when only Hydra can apply the override: a choice of a group, an addition, a deletion, a mapping."""
         if override not in self._structural:
-            parsed = self.parse(override)
-            self._structural[override] = (
-                parsed.get_key_element() != parsed.key_or_group
-                or isinstance(parsed.value(), Mapping)
-                or bool(self.options(parsed.key_or_group))
-            )
+            self._structural[override] = self._needs_hydra(self.parse(override))
         return self._structural[override]
+
+    def _needs_hydra(self, override: Override) -> bool:
+        if override.get_key_element() != override.key_or_group or isinstance(override.value(), Mapping):
+            return True
+        options = self.options(override.key_or_group)
+        if options and not isinstance(override.value(), str | list):
+            raise OptionError(override.key_or_group, override.value(), f"one of {', '.join(options)}")
+        return bool(options)
 
     def variant(self, structural: tuple[str, ...]) -> Variant:
         """Configuration composed with these overrides alone."""
         if structural not in self._variants:
             node = self._loader.load_sweep_config(self._master, ["~sweep", *structural])
-            self._variants[structural] = Variant(OmegaConf.masked_copy(node, [key for key in node if key != "hydra"]))
+            self._variants[structural] = Variant(
+                OmegaConf.masked_copy(node, [str(key) for key in node if key != "hydra"])
+            )
         return self._variants[structural]
 
     def cell(self, overrides: Sequence[str]) -> Planned:
@@ -151,24 +156,29 @@ class Composer:
         config = variant.with_values(values)
         return Planned(_cell(config), _run_options(config), tuple(overrides))
 
-    def cells(self, jobs: Iterable[Sequence[str]]) -> list[Planned]:
-        """All cells of a grid, each once, composed and checked; the first problem is raised and nothing is run."""
-        found: dict[str, Planned] = {}
+    def cells(self, jobs: Iterable[Sequence[str]]) -> dict[tuple[str, ...], Planned]:
+        """Cell of every list of overrides, composed and checked; lists that give the same cell share one.
+
+        The first problem is raised as `OptionError`, before anything is run or written.
+        """
+        by_id: dict[str, Planned] = {}
+        found: dict[tuple[str, ...], Planned] = {}
         for overrides in jobs:
             planned = self.cell(overrides)
-            found.setdefault(planned.cell.cell_id, planned)
-        preflight([planned.cell for planned in found.values()])
-        return list(found.values())
+            found[tuple(overrides)] = by_id.setdefault(planned.cell.cell_id, planned)
+        preflight([planned.cell for planned in by_id.values()])
+        return found
 
 
 def unknown_key(key: str, value: object, variants: Iterable[Variant], way_out: str = "") -> OptionError:
-    """Error about a key that none of `variants` has, with the closest keys they do have."""
-    known = {path for variant in variants for path in all_keys(variant.raw) }
-    close = difflib.get_close_matches(key, sorted(known), n=3)
-    leaf = key.rsplit(".", 1)[-1]
-    close = close or sorted(path for path in known if path.rsplit(".", 1)[-1] == leaf)[:3]
+    """Error about a key that none of `variants` has, with the closest keys they do have unless `way_out` knows more."""
+    known: set[str] = set()
+    for variant in variants:
+        known |= set(variant.raw) if "." not in key else {path for path, _ in leaves(variant.raw)}
+    close = difflib.get_close_matches(key, sorted(known), n=2)
+    close = close or sorted(path for path in known if path.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1])[:2]
     hint = f"Did you mean {' or '.join(close)}?" if close else "python sweep.py --cfg job lists them."
-    return OptionError(key, value, "a key of the chosen configuration", f"{way_out} {hint}".strip())
+    return OptionError(key, value, "a key of the chosen configuration", way_out or hint)
 
 
 def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -182,14 +192,6 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
                 yield path, item
         else:
             yield path, value
-
-
-def all_keys(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted keys of a plain configuration, those of mappings included."""
-    for key, value in node.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from all_keys(value, f"{prefix}{key}.")
 
 
 def _resolved(node: DictConfig) -> dict[str, Any]:

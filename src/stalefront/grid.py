@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.override_parser.types import Override, QuotedString, Quote
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 
 from stalefront.choice import OptionError
 from stalefront.compose import Composer, Variant, unknown_key
@@ -58,7 +58,7 @@ def collect_axes(composer: Composer, sweep: NamedSweep, arguments: Sequence[str]
     for axis in found.values():
         if axis.base.startswith("run.") and len(axis.values) > 1:
             legal = "one value: it changes no number, so cells that differ in it alone are one cell"
-            raise OptionError(axis.base, ", ".join(map(str, axis.values)), legal)
+            raise OptionError(axis.base, ",".join(map(str, axis.values)), legal)
     return list(found.values())
 
 
@@ -141,4 +141,5 @@ def _check_exists_elsewhere(axis: Axis, composer: Composer, variants: list[Varia
     if axis.named and owners:
         return
     way_out = f"It exists with {' or '.join(owners)}." if owners else ""
-    raise unknown_key(axis.key, ", ".join(map(str, axis.values)), variants, way_out)
+    values = [composer.parse(override).value() for override in axis.overrides]
+    raise unknown_key(axis.key, values[0] if len(values) == 1 else values, variants, way_out)

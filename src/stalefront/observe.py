@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,11 +34,14 @@ class Observed:
         Last attempt that anybody began; 0 for none.
     live : bool
         A process is at it.
+    recorded : bool
+        The last attempt has an outcome.
     """
 
     state: str
     attempt: int
     live: bool
+    recorded: bool
     step: int
     steps: int
     reward_val: float | None
@@ -59,7 +63,8 @@ def observe(paths: CellPaths) -> Observed:
     outcome = _read(paths.outcome)
     done = int(outcome.get("attempt") or 1) if outcome else 0
     current = status if int(status.get("attempt") or 0) == max(claimed, done) else {}
-    if outcome and done >= claimed:
+    recorded = bool(outcome) and done >= claimed
+    if recorded:
         state, reason = str(outcome["state"]), str(outcome.get("reason") or "")
     elif live:
         state, reason = "running", ""
@@ -71,6 +76,7 @@ def observe(paths: CellPaths) -> Observed:
         state=state,
         attempt=max(claimed, done),
         live=live,
+        recorded=recorded,
         step=int(current.get("step") or outcome.get("last_step") or 0),
         steps=int(status.get("steps") or 0),
         reward_val=current.get("reward_val"),
@@ -106,7 +112,7 @@ def read_tail(steps: Path) -> Tail:
     watch; whether a cell collapsed, and when, is decided by the analysis.
     """
     last_step, samples, passes = None, 0, 0
-    for row in reversed(_last_rows(steps)):
+    for row in _rows_from_end(steps):
         last_step = int(row["step"]) if last_step is None else last_step
         samples += int(row.get("reward_val_n") or 0)
         passes += int(row.get("reward_val_passes") or 0)
@@ -115,13 +121,16 @@ def read_tail(steps: Path) -> Tail:
     return Tail(last_step, False)
 
 
-def _last_rows(path: Path) -> list[dict[str, Any]]:
+def _rows_from_end(path: Path) -> Iterator[dict[str, Any]]:
+    """Whole rows in the last `TAIL_BYTES`, the last one first."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             lines = file.read().splitlines(keepends=True)
     except FileNotFoundError:
-        return []
-    first_is_whole = size <= TAIL_BYTES
-    return [json.loads(line) for line in lines[0 if first_is_whole else 1 :] if line.endswith(b"\n")]
+        return
+    torn_first = 0 if size <= TAIL_BYTES else 1
+    for line in reversed(lines[torn_first:]):
+        if line.endswith(b"\n"):
+            yield json.loads(line)

@@ -134,7 +134,12 @@ def device_name(device: str) -> str:
 
     if device.startswith("cuda") and torch.cuda.is_available():
         return str(torch.cuda.get_device_name(device))
-    return platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 @lru_cache(maxsize=1)

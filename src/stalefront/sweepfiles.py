@@ -47,7 +47,7 @@ class NamedSweep:
         if not isinstance(plain, Mapping):
             raise OptionError("sweep", plain, "the name of a file in sweeps/, or null")
         name = str(plain.get("name"))
-        for key in plain.keys() - set(KEYS):
+        for key in {str(key) for key in plain} - set(KEYS):
             raise OptionError(f"sweep.{key}", plain[key], f"one of {', '.join(KEYS)}", f"See the file of sweep={name}.")
         axes, fixed = plain.get("axes") or {}, plain.get("fixed") or {}
         for field, value in (("axes", axes), ("fixed", fixed)):

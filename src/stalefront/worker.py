@@ -48,6 +48,7 @@ def work(order: Order) -> None:
     # A terminal sends its signals to every process of the group; the launcher decides what they mean for cells.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     paths = CellPaths(order.root)
     if not take(paths, order.attempt, order.launcher):
         sys.exit(TAKEN)

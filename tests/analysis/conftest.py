@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -148,7 +149,7 @@ def make_sweep(
             for lr in lrs:
                 for seed in seeds:
                     cell = cell_config(S=s, lr=lr, seed=seed, steps=steps, kind=kind, **changes)
-                    cell_id = f"c{a}-{s:04d}-{lr:.0e}-{seed}"
+                    cell_id = f"c{a}-{s:04d}-{lr:.6g}-{seed}"
                     cells[cell_id] = cell
                     written.append((cell_id, cell, (s, lr, seed)))
     write_plan(root, cells)
@@ -167,15 +168,21 @@ def make_sweep(
     return root
 
 
-@pytest.fixture
-def sweep(tmp_path):
-    """A 3 × 4 × 2 sweep with every kind of ending."""
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory):
+    """A 3 × 4 × 2 sweep with every kind of ending; read-only, shared by all tests."""
     return make_sweep(
-        tmp_path / "demo",
+        tmp_path_factory.mktemp("sweep") / "demo",
         recovering={(4, 4e-3)},
         skip={(1, 1e-3, 1)},
         states={(1, 8e-3, 1): "failed", (16, 8e-3, 1): "non-finite", (4, 1e-3, 0): "running"},
     )
+
+
+@pytest.fixture
+def sweep(demo, tmp_path):
+    """A copy of the demo sweep that a test may change."""
+    return Path(shutil.copytree(demo, tmp_path / "demo"))
 
 
 def outcome_frame(rows):

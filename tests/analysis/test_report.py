@@ -3,14 +3,17 @@
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from stalefront.analysis.fits.base import Constant, Fit, Interval
 from stalefront.analysis.narrative import judge_slope, say_s_eta, show, show_interval, slope_of
 from stalefront.analysis.report import build_report
 from stalefront.analysis.settings import ReportSettings
+from stalefront.analysis.verdicts import FirstZero, RemainsZero
 
 
 def contents(files):
@@ -18,32 +21,44 @@ def contents(files):
     return {p.name: p.read_bytes() for p in paths}
 
 
-def test_rebuilt_from_the_same_files_it_is_the_same_bytes(sweep):
-    first = contents(build_report(sweep))
-    second = contents(build_report(sweep))
-    assert first == second
-    assert {p.name for p in sweep.iterdir()} == {
-        "plan.json", "cells", "figures", "report.html", "report.md", "table.csv", "fits.json",
-    }  # fmt: skip
-    assert not list(sweep.rglob("*.tmp"))
+@pytest.fixture(scope="module")
+def reported(demo, tmp_path_factory):
+    """A report of the demo sweep, built once: its directory, files and bytes."""
+    directory = Path(shutil.copytree(demo, tmp_path_factory.mktemp("report") / "demo"))
+    files = build_report(directory)
+    return directory, files, contents(files)
 
 
-def test_a_moved_directory_reports_the_same(sweep, tmp_path):
-    first = contents(build_report(sweep))
-    moved = sweep.rename(tmp_path / "elsewhere" if not (tmp_path / "elsewhere").exists() else tmp_path / "x")
-    assert contents(build_report(moved)) == first
+def test_rebuilt_elsewhere_from_the_same_files_it_is_the_same_bytes(sweep, reported):
+    _, _, first = reported
+    assert contents(build_report(sweep)) == first
 
 
-def test_the_page_needs_nothing_else(sweep):
-    page = build_report(sweep).html.read_text()
+def test_nothing_else_is_left_behind(reported):
+    directory, _, _ = reported
+    assert {p.name for p in directory.iterdir()} == {
+        "plan.json",
+        "cells",
+        "figures",
+        "report.html",
+        "report.md",
+        "table.csv",
+        "fits.json",
+    }
+    assert not list(directory.rglob("*.tmp"))
+
+
+def test_the_page_needs_nothing_else(reported):
+    directory, files, _ = reported
+    page = files.html.read_text()
     assert not re.search(r'(src|href)="(?!data:|#)', page)
     assert "<script" not in page
     assert page.count("data:image/png;base64,") == 4
-    assert str(sweep) not in page
+    assert str(directory) not in page
 
 
-def test_the_report_says_what_was_found(sweep):
-    files = build_report(sweep)
+def test_the_report_says_what_was_found(reported):
+    _, files, _ = reported
     text = files.markdown.read_text()
     assert "24 cells planned (20 completed, 1 non-finite, 1 failed, 1 missing, 1 running)" in text
     assert "2 touched zero and recovered" in text
@@ -52,14 +67,26 @@ def test_the_report_says_what_was_found(sweep):
     assert "RuntimeError: boom" in text
     assert "commit: 0123456789abcdef" in text
     assert "The two definitions of collapse disagree on 2 cell(s)" in text
-    fits = json.loads(files.fits.read_text())
-    assert {f["name"] for f in fits["fits"]} == {"eta_max", "s_eta", "firth", "t_eta"}
-    assert all(len(f["input_hash"]) == 64 for f in fits["fits"])
-    slope = next(f for f in fits["fits"] if (f["name"], f["definition"]) == ("firth", "remains_zero"))
-    assert show(slope["constants"]["slope"]["value"]) in text
 
 
-def test_figures_of_an_earlier_report_go_away(sweep):
+def test_numbers_in_the_text_come_from_fits_json(reported):
+    _, files, _ = reported
+    fits = json.loads(files.fits.read_text())["fits"]
+    assert {f["name"] for f in fits} == {"eta_max", "s_eta", "firth", "t_eta"}
+    assert all(len(f["input_hash"]) == 64 for f in fits)
+    found = {(f["name"], f["definition"]): f["constants"] for f in fits}
+    text = files.markdown.read_text()
+    for law, name in (("firth", "slope"), ("firth", "S_eta50"), ("t_eta", "t_eta")):
+        constant = found[(law, "remains_zero")][name]
+        assert show(constant["value"]) in text
+        assert show(constant["interval"]["lo"]) in text
+
+
+SMALL = {"S": (1, 16), "lrs": (1e-3, 8e-3), "seeds": (0,), "steps": 32}
+
+
+def test_figures_of_an_earlier_report_go_away(tmp_path, make_sweep):
+    sweep = make_sweep(tmp_path / "s", **SMALL)
     (sweep / "figures").mkdir()
     (sweep / "figures" / "old.png").write_bytes(b"x")
     (sweep / "figures" / "mine.txt").write_text("kept")
@@ -83,7 +110,9 @@ DEGENERATE = {
 
 @pytest.mark.parametrize("name", DEGENERATE)
 def test_degenerate_sweeps_have_a_report(tmp_path, make_sweep, name):
-    files = build_report(make_sweep(tmp_path / "s", steps=48, **DEGENERATE[name]))
+    shape = {"lrs": (2e-3, 8e-3), "seeds": (0, 1), "steps": 32, **DEGENERATE[name]}
+    settings = ReportSettings(definitions=(FirstZero(), RemainsZero()))
+    files = build_report(make_sweep(tmp_path / "s", **shape), settings=settings)
     text = files.markdown.read_text()
     assert "nan" not in text.lower().replace("finance", "")
     assert "None" not in re.sub(r"None: every planned cell", "", text)
@@ -106,7 +135,7 @@ def test_an_empty_plan(tmp_path, write_plan):
 
 def test_arms_have_sections_of_their_own_up_to_a_cap(tmp_path, make_sweep):
     arms = [{"loss.beta": b} for b in (0.0, 0.04, 0.1)]
-    root = make_sweep(tmp_path / "s", S=(1, 16), lrs=(1e-3, 8e-3), seeds=(0,), steps=32, arms=arms)
+    root = make_sweep(tmp_path / "s", arms=arms, **SMALL)
     files = build_report(root, settings=ReportSettings(max_arms=2))
     text = files.markdown.read_text()
     assert "# Arm: beta=0.0 (4 cells)" in text

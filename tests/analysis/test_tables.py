@@ -8,9 +8,9 @@ from stalefront.analysis.settings import ReportSettings, arm_labels, flatten, st
 from stalefront.analysis.tables import build_table, write_table
 
 
-@pytest.fixture
-def table(sweep):
-    return build_table(sweep).table
+@pytest.fixture(scope="module")
+def table(demo):
+    return build_table(demo).table
 
 
 def only(table, S, lr, seed):
@@ -94,8 +94,8 @@ def test_realised_lag_and_regime(table):
     assert row["cos_refresh"] == pytest.approx(0.08, abs=0.05)
 
 
-def test_table_csv_is_the_same_bytes_twice_and_keeps_types(sweep):
-    first, second = (write_table(build_table(sweep).table) for _ in range(2))
+def test_table_csv_is_the_same_bytes_twice_and_keeps_types(demo):
+    first, second = (write_table(build_table(demo).table) for _ in range(2))
     assert first == second
     lines = first.decode().splitlines()
     assert len(lines) == 25
@@ -103,22 +103,22 @@ def test_table_csv_is_the_same_bytes_twice_and_keeps_types(sweep):
     assert ",nan," in first.decode()
 
 
-def test_reward_train_on_request(sweep):
-    table = build_table(sweep, ReportSettings(reward="reward_train")).table
+def test_reward_train_on_request(demo):
+    table = build_table(demo, ReportSettings(reward="reward_train")).table
     row = only(table, 16, 2e-3, 0)
     assert row["reward_points"] == 65
     assert row["n_per_point"] == 64
 
 
-def test_curves_are_thinned_for_drawing_but_not_for_the_verdicts(sweep):
-    full, thin = build_table(sweep), build_table(sweep, ReportSettings(max_points=4))
+def test_curves_are_thinned_for_drawing_but_not_for_the_verdicts(demo):
+    full, thin = build_table(demo), build_table(demo, ReportSettings(max_points=4))
     assert thin.curves.groupby("cell_id").size().max() == 4
     assert thin.curves["step"].max() == 64
     assert full.table["remains_zero_step_hi"].tolist() == thin.table["remains_zero_step_hi"].tolist()
 
 
 def test_an_unreadable_outcome_is_a_reason_not_a_crash(sweep):
-    path = next((sweep / "cells").glob("c0-0001-2e-03-0")) / "outcome.json"
+    path = next((sweep / "cells").glob("c0-0001-0.002-0")) / "outcome.json"
     path.write_text("{")
     row = only(build_table(sweep).table, 1, 2e-3, 0)
     assert row["state"] == "completed"
@@ -126,7 +126,7 @@ def test_an_unreadable_outcome_is_a_reason_not_a_crash(sweep):
 
 
 def test_a_later_attempt_in_the_status_wins_over_an_old_outcome(sweep):
-    directory = next((sweep / "cells").glob("c0-0001-2e-03-0"))
+    directory = next((sweep / "cells").glob("c0-0001-0.002-0"))
     status = {"state": "running", "attempt": 2, "step": 8, "steps": 64}
     (directory / "status.json").write_text(json.dumps(status))
     row = only(build_table(sweep).table, 1, 2e-3, 0)

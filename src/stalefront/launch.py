@@ -1,0 +1,149 @@
+"""One launch of planned cells: plan, choose, run, report, and a summary with an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stalefront.choice import OptionError
+from stalefront.claims import launcher_id
+from stalefront.compose import Planned
+from stalefront.labels import duration
+from stalefront.observe import Observed, observe
+from stalefront.paths import SweepPaths
+from stalefront.plan import Header, record_plan
+from stalefront.pool import Pool, Task, make_slots
+from stalefront.progress import Progress, labels
+
+RERUN = ("missing", "failed", "all")
+NOT_FINISHED, STOPPED = 1, 128
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `hydra/launcher=local`.
+
+    Attributes
+    ----------
+    rerun : str
+        `missing`: every cell without a completed or non-finite outcome; failed and interrupted ones go on from their
+        checkpoint. `failed`: those two alone. `all`: every cell from scratch, earlier records kept in `attempts/`.
+    workers : int or None
+        Cells at a time; None for as many as the cores carry.
+    gpus : sequence of int
+        One cell at a time on each.
+    report : bool
+        Build the report at the end.
+    """
+
+    rerun: str
+    workers: int | None
+    gpus: Sequence[int | str]
+    report: bool
+
+    def __post_init__(self) -> None:
+        if self.rerun not in RERUN:
+            raise OptionError("hydra.launcher.rerun", self.rerun, f"one of {', '.join(RERUN)}")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a launch ended: the exit code and every cell of it."""
+
+    code: int
+    cells: dict[str, Observed]
+
+
+# Hydra drops what a sweeper returns, so the exit code of the command is taken from here.
+LAUNCHED: list[Summary] = []
+
+
+def exit_code() -> int:
+    """Exit code of this process: the worst of its launches."""
+    return max((summary.code for summary in LAUNCHED), default=0)
+
+
+def launch(sweep_dir: Path, header: Header, planned: Sequence[Planned], options: Options) -> Summary:
+    """Run what is to be run of `planned` in `sweep_dir`, whatever happens to single cells."""
+    began = time.monotonic()
+    paths = SweepPaths(sweep_dir.absolute())
+    slots = make_slots(options.workers, options.gpus, planned)
+    record_plan(paths, header, planned)
+    tasks = [_task(paths, p, options.rerun) for p in planned]
+    _announce(paths, tasks)
+    with Progress(header.name, tasks, slots.total) as progress:
+        pool = Pool(tasks, slots, launcher_id(), tell=progress, say=progress.say)
+        pool.run()
+    code = STOPPED + pool.stopped_by if pool.stopped_by else 0
+    if options.report and not pool.killed:
+        code = code or _report(paths)
+    finished = all(task.seen.finished for task in tasks)
+    summary = Summary(code or (0 if finished else NOT_FINISHED), {t.planned.cell.cell_id: t.seen for t in tasks})
+    _conclude(paths, tasks, time.monotonic() - began)
+    LAUNCHED.append(summary)
+    return summary
+
+
+def _task(paths: SweepPaths, planned: Planned, rerun: str) -> Task:
+    cell = paths.cell(planned.cell.cell_id)
+    seen = observe(cell)
+    fresh = rerun == "all"
+    wanted = {"missing": not seen.finished, "failed": seen.state in ("failed", "interrupted"), "all": True}[rerun]
+    phase = "over" if not wanted and not (seen.live and not seen.finished) else "elsewhere" if seen.live else "waiting"
+    return Task(planned, cell, seen, phase, fresh=fresh, base=seen.attempt)
+
+
+def _announce(paths: SweepPaths, tasks: Sequence[Task]) -> None:
+    phases = Counter(task.phase for task in tasks)
+    finished = sum(task.seen.finished for task in tasks if task.phase == "over")
+    text = f"{len(tasks)} {_cells(len(tasks))} in {_shown(paths.root)}: {finished} finished before, "
+    text += f"{phases['waiting']} to run"
+    text += f", {phases['elsewhere']} running in other processes" if phases["elsewhere"] else ""
+    left_out = phases["over"] - finished
+    text += f", {left_out} not asked for" if left_out else ""
+    print(f"{text}.", flush=True)
+
+
+def _report(paths: SweepPaths) -> int:
+    """Build the report; a report that cannot be built costs nothing but itself."""
+    try:
+        from stalefront.analysis.report import build_report
+
+        build_report(paths.root)
+    except Exception:  # noqa: BLE001  # the cells are safe on disk, and the command has to end in order
+        traceback.print_exc()
+        print(f"error: the report could not be built; the cells are safe. Try: stalefront report {_shown(paths.root)}")
+        return NOT_FINISHED
+    return 0
+
+
+def _conclude(paths: SweepPaths, tasks: Sequence[Task], wall_s: float) -> None:
+    states = Counter(task.seen.state for task in tasks)
+    print(f"{', '.join(f'{n} {state}' for state, n in states.most_common())} in {duration(wall_s)}.")
+    names = labels(tasks)
+    for task in tasks:
+        if task.seen.state == "failed":
+            reason = f"{names[task.planned.cell.cell_id]} failed: {task.seen.reason} (log: {_shown(task.paths.log)})"
+            print(reason, file=sys.stderr)
+    report = paths.root / "report.html"
+    if len(tasks) == 1:
+        print(f"Records: {_shown(tasks[0].paths.root)}")
+    if report.exists():
+        print(f"Report: {_shown(report)}")
+    sys.stdout.flush()
+
+
+def _cells(count: int) -> str:
+    return "cell" if count == 1 else "cells"
+
+
+def _shown(path: Path) -> str:
+    """`path` as short as it can be said."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
