@@ -25,17 +25,21 @@ def show(value: float | None) -> str:
     return "–" if value is None else number(value).replace("-", MINUS)
 
 
-def show_interval(interval: Interval | None) -> str:
-    """``[lo, hi]`` with what it is; unbounded ends in words."""
-    if interval is None:
-        return "no interval"
+def show_ends(interval: Interval) -> str:
+    """``[lo, hi]``, half-open for a bracket; unbounded ends in words."""
     lo = "unbounded below" if interval.lo is None else show(interval.lo)
     hi = "unbounded above" if interval.hi is None else show(interval.hi)
+    return f"[{lo}, {hi}{')' if interval.kind == 'bracket' else ']'}"
+
+
+def show_interval(interval: Interval | None) -> str:
+    """The ends with what kind of interval it is."""
+    if interval is None:
+        return "no interval"
     kind = {"set": "all slopes the brackets admit", "bracket": "bracket by the grid"}.get(
         interval.kind, f"{interval.level:.0%} {interval.kind} interval" if interval.level else interval.kind
     )
-    close = ")" if interval.kind == "bracket" else "]"
-    return f"[{lo}, {hi}{close}, {kind}"
+    return f"{show_ends(interval)}, {kind}"
 
 
 def with_interval(constant: Constant | None) -> str:
@@ -47,15 +51,21 @@ def with_interval(constant: Constant | None) -> str:
     return show(constant.value) + (f" {show_interval(constant.interval)}" if constant.interval else "")
 
 
-def counts(fit: Fit, unit: str = "cells") -> str:
+def plural(n: int, noun: str) -> str:
+    """``1 cell``, ``2 cells``, ``3 values of S``."""
+    head, _, tail = noun.partition(" ")
+    return f"{n} {noun}" if n == 1 else f"{n} {head}s{' ' + tail if tail else ''}"
+
+
+def counts(fit: Fit, unit: str = "cell") -> str:
     """n with what is censored."""
-    parts = [f"n = {fit.n} {unit}"]
+    parts = [f"n = {plural(fit.n, unit)}"]
     if fit.name == "firth":
         parts += [f"{fit.n_events} collapsed", f"{fit.n_right} right-censored at T"]
     else:
         parts += [f"{fit.n_left} left-censored"] if fit.n_left else []
         parts += [f"{fit.n_right} right-censored"] if fit.n_right else []
-    parts += [f"{fit.n_undecided} undecided cells left out"] if fit.n_undecided else []
+    parts += [f"{plural(fit.n_undecided, 'cell')} left out as undecided"] if fit.n_undecided else []
     return ", ".join(parts)
 
 
@@ -111,35 +121,36 @@ def say_s_eta(fit: Fit) -> list[str]:
     """Whether one S·η_max fits every S, under both bracketing rules."""
     if not fit.constants:
         return []
-    out = []
-    rules = ["conservative", "optimistic"]
-    same = all(
-        fit.constants[f"{n}_{rules[0]}"].interval == fit.constants[f"{n}_{rules[1]}"].interval
-        for n in ("S_eta_max", "slope")
+    if fit.n < 2:
+        return ["There is one value of S only, so no S·η_max can be compared across S."]
+    c = fit.constants
+    rules = ("conservative", "optimistic")
+    same = all(c[f"{n}_{rules[0]}"].interval == c[f"{n}_{rules[1]}"].interval for n in ("S_eta_max", "slope"))
+    if same:
+        return [f"Under either bracketing, {_product_and_slope(fit, rules[0])}"]
+    return [f"Under {rule} bracketing, {_product_and_slope(fit, rule)}" for rule in rules]
+
+
+def _product_and_slope(fit: Fit, rule: str) -> str:
+    product, slope = fit.constants[f"S_eta_max_{rule}"].interval, fit.constants[f"slope_{rule}"].interval
+    first = (
+        "no single S·η_max lies in the bracket of every S"
+        if product is None
+        else f"any S·η_max in {show_ends(product)} lies in the bracket of every S"
     )
-    for rule in rules[:1] if same else rules:
-        label = "Under either bracketing" if same else f"Under {rule} bracketing"
-        product, slope = fit.constants[f"S_eta_max_{rule}"], fit.constants[f"slope_{rule}"]
-        first = (
-            "no single S·η_max lies in the bracket of every S"
-            if product.interval is None
-            else f"S·η_max = {show_interval(product.interval)} fits the bracket of every S"
-        )
-        second = (
-            "no straight line in log S passes through every bracket"
-            if slope.interval is None and fit.n > 1
-            else f"the slopes that do are {show_interval(slope.interval)}"
-        )
-        tail = f"; {second}" if fit.n > 1 else ""
-        out.append(f"{label}, {first}{tail}; {counts(fit, 'values of S')}.")
-    return out
+    second = (
+        "no straight line in log S passes through every bracket"
+        if slope is None
+        else f"straight lines through every bracket have slopes in {show_ends(slope)}"
+    )
+    return f"{first}; {second}; {counts(fit, 'value of S')}."
 
 
 def say_t_eta(fit: Fit) -> list[str]:
     """t·η at collapse, what is censored, and the slope among events."""
     largest = fit.constants.get("largest_censored")
     censored = (
-        f" {fit.n_right} run(s) without an event are right-censored, the longest after t·η = {show(largest.value)}."
+        f" Right-censored, no event: {plural(fit.n_right, 'run')}, the longest after t·η = {show(largest.value)}."
         if largest
         else ""
     )
@@ -147,8 +158,8 @@ def say_t_eta(fit: Fit) -> list[str]:
         return [f"No run collapsed at a measurable time, so there is no t·η.{censored}"]
     c = fit.constants
     first = (
-        f"Among the {fit.n} runs that collapsed, the learning rate spent until collapse (t·η) has geometric mean "
-        f"{with_interval(c['t_eta'])}; at either end of the event intervals {show(c['t_eta_low'].value)} and "
+        f"Over the {plural(fit.n, 'run')} that collapsed, the learning rate spent until collapse (t·η) has geometric "
+        f"mean {with_interval(c['t_eta'])}; at either end of the event intervals {show(c['t_eta_low'].value)} and "
         f"{show(c['t_eta_high'].value)}. The largest is {show(c['max_over_min'].value)} times the smallest"
         + (f" (coefficient of variation {show(c['cv'].value)})" if c["cv"].value is not None else "")
         + f".{censored}"

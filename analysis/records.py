@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from stalefront.analysis.verdicts.base import BoolArray, FloatArray, IntArray
 
 Json = dict[str, Any]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from stalefront.analysis import narrative, summary
 from stalefront.analysis.figures import cosine, frontier_map, reward_curves, t_eta
 from stalefront.analysis.figures.style import png
@@ -173,6 +174,7 @@ def _context(name: str, sweep: SweepTable, fits: dict[str, Fits], figures: dict[
         "axes": summary.axes_rows(sweep.plan),
         "seeds": sorted({str(s) for s in table["seed"].dropna()}) if not empty else [],
         "horizons": sorted({int(t) for t in table["steps"]}) if not empty else [],
+        "named": summary.named_settings(sweep.fixed),
         "fixed": [(k, json.dumps(v) if not isinstance(v, str) else v) for k, v in sorted(sweep.fixed.items())],
         "states": "" if empty else summary.states_text(table),
         "provenance": [] if empty else summary.provenance(sweep),
@@ -191,7 +193,7 @@ def _headline(sweep: SweepTable, fits: dict[str, Fits]) -> list[str]:
     table = sweep.table
     found = table["kind"].value_counts()
     kinds = ", ".join(f"{int(found.get(k, 0))} {text}" for k, text in summary.KIND_TEXT.items())
-    out = [f"{len(table)} cells planned ({summary.states_text(table)}): {kinds}."]
+    out = [f"{narrative.plural(len(table), 'cell')} planned ({summary.states_text(table)}): {kinds}."]
     for arm in list(fits)[:4]:
         text, judgement = narrative.slope_of(fits[arm][("firth", DEFAULT)], fits[arm].get(("s_eta", DEFAULT)))
         prefix = f"{arm}: " if len(fits) > 1 else ""
@@ -200,12 +202,14 @@ def _headline(sweep: SweepTable, fits: dict[str, Fits]) -> list[str]:
         out.append(sentence[0].upper() + sentence[1:] if not prefix else sentence)
     if len(fits) > 4:
         out.append(f"{len(fits) - 4} further arms are in the summary of arms below.")
-    n = len(summary.differing_table(table).rows) + summary.differing_table(table).cut
-    out.append(
-        f"The two definitions of collapse disagree on {n} cell(s) that touched zero and recovered."
-        if n
-        else "The two definitions of collapse agree on every decided cell."
-    )
+    differing = summary.differing_table(table)
+    n = len(differing.rows) + differing.cut
+    if n:
+        out.append(
+            f"The two definitions of collapse disagree on {narrative.plural(n, 'cell')}: zero, but not for good."
+        )
+    elif found.get("undecided", 0) < len(table):
+        out.append("The two definitions of collapse agree on every decided cell.")
     return out
 
 

@@ -93,8 +93,15 @@ def flatten(cell: Json, prefix: str = "") -> Json:
     return flat
 
 
-def arm_labels(cells: dict[str, Json]) -> dict[str, str]:
+def arm_labels(cells: dict[str, Json], asked: frozenset[str] = frozenset()) -> dict[str, str]:
     """Name every cell by the settings that vary within the sweep, apart from S, learning rate and seed.
+
+    Parameters
+    ----------
+    cells : dict
+        cell_id → resolved cell.
+    asked : frozenset of str
+        Dotted keys that the sweep set itself; these are named even where a choice determines them.
 
     Returns
     -------
@@ -104,7 +111,7 @@ def arm_labels(cells: dict[str, Json]) -> dict[str, str]:
     """
     flats = {cell_id: flatten(cell) for cell_id, cell in cells.items()}
     kinds = {f.get("delay.choice") for f in flats.values()} - {"none", None}
-    keys = [k for k in _varying(flats, one_kind=len(kinds) <= 1) if not _determined(k, flats)]
+    keys = [k for k in _varying(flats, one_kind=len(kinds) <= 1) if k in asked or not _determined(k, flats)]
     short = _short_names(keys)
     labels = {}
     for cell_id, flat in flats.items():

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+
 from stalefront.analysis.fits.base import Constant, Fit
 from stalefront.analysis.fits.regime import REGIMES
 from stalefront.analysis.narrative import show, slope_of, with_interval
@@ -30,6 +31,23 @@ KIND_MEANING = {
 }
 DONE = ("completed", "non-finite")
 MAX_ROWS = 60
+# An interval end further away than this factor tells a reader no more than that there is none.
+FAR = 1e4
+# Settings named in "what was run" when all cells share them; the others are listed below it.
+NAMED_SETTINGS = (
+    "model.choice",
+    "task.choice",
+    "delay.choice",
+    "loss.choice",
+    "loss.beta",
+    "correction.choice",
+    "optimizer.kind",
+    "optimizer.warmup_steps",
+    "engine.choice",
+    "device",
+    "validation.num_samples",
+    "validation.every",
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +70,7 @@ def kinds_table(table: pd.DataFrame) -> Table:
     """How many cells are of each kind."""
     found = table["kind"].value_counts()
     dead = int((table["end"] == "non-finite").sum())
-    extra = {"collapsed for good": f"; non-finite: {dead}"}
+    extra = {"collapsed for good": f" ({dead} non-finite)"} if dead else {}
     rows = [[KIND_TEXT[k], str(int(found.get(k, 0))), KIND_MEANING[k] + extra.get(k, "")] for k in KINDS]
     return Table(["kind", "cells", "meaning"], rows)
 
@@ -197,7 +215,8 @@ def eta_max_table(fits: dict[tuple[str, str], Fit]) -> Table:
     caption = (
         "Conservative: from the largest η below the first collapse of any seed to that collapse. Optimistic: from the "
         "largest η that any seed survives to the next collapse. ≥ and < mark grids that end before the frontier. "
-        "η50: half the runs collapse there, by the penalised logistic fit, with its profile interval (… is unbounded)."
+        "η50: half the runs collapse there, by the penalised logistic fit, with its profile interval (…: more "
+        "than ten thousand times away, or unbounded)."
     )
     return Table(head, rows, caption)
 
@@ -206,7 +225,9 @@ def _short(constant: Constant | None) -> str:
     """Value and interval without words, for a narrow column."""
     if constant is None or constant.value is None or constant.interval is None:
         return "–"
-    lo, hi = ("…" if v is None else show(v) for v in (constant.interval.lo, constant.interval.hi))
+    far = (constant.value / FAR, constant.value * FAR)
+    ends = (constant.interval.lo, constant.interval.hi)
+    lo, hi = (show(v) if v is not None and far[0] <= v <= far[1] else "…" for v in ends)
     return f"{show(constant.value)} [{lo}, {hi}]"
 
 
@@ -294,6 +315,11 @@ def noted(table: pd.DataFrame) -> Table:
         found = table[column].dropna().value_counts()
         rows.extend([label, str(text), str(int(found[text]))] for text in sorted(found.index))
     return capped(["what", "text", "cells"], rows)
+
+
+def named_settings(fixed: Json) -> list[tuple[str, str]]:
+    """The settings a reader asks for first, where all cells share them."""
+    return [(k, str(fixed[k])) for k in NAMED_SETTINGS if k in fixed]
 
 
 def axes_rows(plan: Json) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+
 from stalefront.analysis.fits.regime import RegimeCall
 from stalefront.analysis.records import CellFiles, Json, Steps, read_cell, read_plan, read_steps
 from stalefront.analysis.settings import ReportSettings, arm_labels, fixed_settings, staleness
@@ -87,7 +88,8 @@ def build_table(sweep_dir: Path, settings: ReportSettings | None = None) -> Swee
     curves: list[Columns] = []
     cosines: list[Columns] = []
     files = [read_cell(sweep_dir, cell_id, planned[cell_id]) for cell_id in sorted(planned)]
-    arms = arm_labels({f.cell_id: f.cell for f in files})
+    asked = frozenset(str(o).lstrip("+~").split("=")[0] for p in planned.values() for o in p.get("overrides") or [])
+    arms = arm_labels({f.cell_id: f.cell for f in files}, asked)
     for cell in files:
         steps = read_steps(cell.directory / "steps.jsonl", settings.reward)
         row, curve = _row(cell, steps, settings)
@@ -164,10 +166,9 @@ def _state(files: CellFiles) -> tuple[str, str]:
         return str(outcome["state"]), "; ".join([*([str(text)] if text else []), *notes])
     if status.get("state"):
         return str(status["state"]), "; ".join([*([str(status["reason"])] if status.get("reason") else []), *notes])
-    why = (
-        "no status.json in its directory" if files.directory.is_dir() else "no directory: never started, or moved away"
-    )
-    return MISSING, "; ".join([why, *notes])
+    if files.directory.is_dir():
+        return "planned", "; ".join(["not started yet", *notes])
+    return MISSING, "; ".join(["no directory: never started, or moved away", *notes])
 
 
 def _last_line(text: object) -> str:

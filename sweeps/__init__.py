@@ -1,1 +1,1 @@
-"""Named sweeps: data files, one choice of `sweep=NAME` each."""
+"""Named sweeps that ship with the package."""

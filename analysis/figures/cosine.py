@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+
 from stalefront.analysis.figures.style import DASHES, MUTED, empty, look, new_figure, number, shades, thin
 
 COLUMNS = ("S", "lr", "where", "step", "cosine", "n")

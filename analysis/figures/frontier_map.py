@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
-from stalefront.analysis.figures.style import INK, MUTED, edges, empty, log2_ticks, look, new_figure, number
+
+from stalefront.analysis.figures.style import GRID, INK, MUTED, edges, empty, log2_ticks, look, new_figure, number
 from stalefront.analysis.fits.base import Fit, outcomes
 from stalefront.analysis.fits.firth import contour
 from stalefront.analysis.verdicts import DEFAULT
@@ -107,7 +108,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     with look():
         cells = frame[frame["layer"] == "cell"]
         n_s, n_lr = cells["S"].nunique(), cells["lr"].nunique()
-        figure = new_figure(min(2.4 + 1.5 * max(n_s, 3), 13.0), min(2.3 + 0.48 * max(n_lr, 4), 9.0))
+        figure = new_figure(min(max(2.4 + 1.5 * n_s, 8.6), 13.0), min(2.3 + 0.48 * max(n_lr, 4), 9.0))
         panels = figure.subplots(1, 2, sharex=True, sharey=True)
         for axes, definition in zip(panels, DEFINITIONS, strict=True):
             axes.set_title(TITLES[definition])
@@ -158,7 +159,8 @@ def _cell(axes: Axes, row: Any, x: tuple[float, float], y: tuple[float, float], 
     face = "white" if share is None else palette(0.08 + 0.9 * share)
     box = (x[0], y[0]), x[1] - x[0], y[1] - y[0]
     hatch = "" if row.n_decided == row.n_planned else ("xxx" if "failed" in row.states else "///")
-    axes.add_patch(Rectangle(*box, facecolor=face, edgecolor="white", lw=1.2, zorder=1))
+    edge = GRID if share is None else "white"
+    axes.add_patch(Rectangle(*box, facecolor=face, edgecolor=edge, lw=1.2, zorder=1))
     if hatch:
         axes.add_patch(Rectangle(*box, fill=False, edgecolor=MUTED, hatch=hatch, lw=0, zorder=2))
     if row.differs:
@@ -168,14 +170,14 @@ def _cell(axes: Axes, row: Any, x: tuple[float, float], y: tuple[float, float], 
         axes.add_patch(Rectangle(*inner, fill=False, edgecolor="white", lw=2.8, zorder=2.4))
         axes.add_patch(Rectangle(*inner, fill=False, edgecolor=INK, lw=1.3, ls=(0, (2, 1)), zorder=2.5))
     if text:
-        _label(axes, row, sum(x) / 2, sum(y) / 2, dark=share is not None and share > 0.45)
+        _label(axes, row, sum(x) / 2, sum(y) / 2, face, dark=share is not None and share > 0.45)
 
 
-def _label(axes: Axes, row: Any, x: float, y: float, *, dark: bool) -> None:
+def _label(axes: Axes, row: Any, x: float, y: float, face: Any, *, dark: bool) -> None:
+    """Counts of a cell, or the state of a cell without any; the halo keeps hatches and lines off the letters."""
     label = f"{row.n_collapsed}/{row.n_decided}" if row.n_decided else row.states.split(",")[0].split(" ", 1)[-1]
-    palette = sns.color_palette("cividis_r", as_cmap=True)
-    colour, halo = ("white", palette(0.98)) if dark else (INK, palette(0.08))
-    effects = [withStroke(linewidth=2.0, foreground=halo)]
+    colour = "white" if dark else INK
+    effects = [withStroke(linewidth=2.2, foreground=face)]
     axes.text(
         x,
         y,

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+
 from stalefront.analysis.figures.style import DASHES, INK, MUTED, empty, look, new_figure, number, shades, thin
 from stalefront.analysis.verdicts import DEFAULT
 

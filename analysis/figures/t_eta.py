@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+
 from stalefront.analysis.figures.style import INK, MARKERS, MUTED, empty, log2_ticks, look, new_figure, number, shades
 from stalefront.analysis.fits.base import Fit, outcomes
 from stalefront.analysis.verdicts import DEFAULT
@@ -84,8 +85,11 @@ def draw(frame: pd.DataFrame) -> Figure:
             axes.set_title(TITLES[definition])
             _panel(axes, frame[frame["definition"] == definition], look_of)
         panels[0].set_yscale("log", base=10)
-        top = max(float(v) for name in ("mid", "hi") for v in frame[name].dropna())
-        panels[0].set_ylim(top=1.6 * top)
+        middle = frame["mid"].astype(float)
+        top = max(
+            float(middle.max()), float(frame["hi"].dropna().astype(float).max()) if frame["hi"].notna().any() else 0
+        )
+        panels[0].set_ylim(0.35 * float(middle.min()), 1.6 * top)
         log2_ticks(panels[0].xaxis, [float(v) for v in runs["lr"]], most=8)
         panels[0].set_ylabel("t·η at collapse: Σ lr (learning rate × steps, log scale)")
         panels[1].label_outer(remove_inner_ticks=True)
@@ -109,7 +113,7 @@ def _panel(axes: Axes, part: pd.DataFrame, look_of: dict[Any, tuple[Any, str]]) 
         axes.text(
             0.5,
             0.05,
-            "no event: every arrow is a run that did not collapse",
+            "no event: every triangle is a run that did not collapse",
             ha="center",
             color=MUTED,
             fontsize=8,

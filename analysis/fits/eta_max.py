@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+
 from stalefront.analysis.fits.base import Constant, Fit, Interval, decided, input_hash
 
 RULES = ("conservative", "optimistic")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy import optimize, stats
+
 from stalefront.analysis.fits.base import Constant, Fit, Interval, decided, input_hash
 from stalefront.analysis.fits.logit import Array, Maximum, maximise, profile_ratio
 

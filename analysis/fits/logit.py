@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize, stats
 from scipy.special import expit
+
 from stalefront.analysis.verdicts.base import FloatArray
 
 Array = FloatArray

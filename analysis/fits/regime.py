@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+
 from stalefront.analysis.verdicts.base import BoolArray, FloatArray
 
 REGIMES = ("ballistic", "diffusive", "mixed", "undecidable")

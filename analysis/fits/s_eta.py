@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 from scipy.special import log_ndtr
+
 from stalefront.analysis.fits.base import Constant, Fit, Interval, decided, input_hash
 from stalefront.analysis.fits.eta_max import RULES, Bracket, brackets
 

@@ -13,6 +13,7 @@ import math
 import numpy as np
 import pandas as pd
 from scipy import stats
+
 from stalefront.analysis.fits.base import Constant, Fit, Interval, decided, input_hash
 from stalefront.analysis.verdicts.base import FloatArray
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 from scipy import stats
+
 from stalefront.analysis.verdicts.base import (
     Curve,
     Pooled,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 import numpy as np
+
 from stalefront.analysis.verdicts.base import Curve, Verdict, before, non_finite, too_few
 from stalefront.analysis.verdicts.zero import (
     STARTS_AT_ZERO,

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+
 from stalefront.analysis.verdicts.base import (
     Curve,
     Verdict,

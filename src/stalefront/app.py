@@ -31,16 +31,22 @@ def run(arguments: Sequence[str]) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from stalefront.choice import OptionError
+    from stalefront.pool import environment
 
     debug = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    command = sys.argv
     try:
-        return _hydra([*arguments])
+        # With the variable Hydra raises what it would print with a traceback and exit code 1.
+        with environment({"HYDRA_FULL_ERROR": "1"}):
+            return _hydra([*arguments])
     except (ValueError, HydraException, OmegaConfBaseException) as error:
         if debug or not (isinstance(error, OptionError | HydraException | OmegaConfBaseException) or _of_hydra(error)):
             raise
         sys.stdout.flush()
         print(f"error: {explain(error)}", file=sys.stderr)
         return CONFIG_ERROR
+    finally:
+        sys.argv = command
 
 
 def _hydra(arguments: list[str]) -> int:
@@ -49,7 +55,7 @@ def _hydra(arguments: list[str]) -> int:
 
     from hydra_plugins.stalefront_launcher.local import LocalLauncher
     from hydra_plugins.stalefront_sweeper.grid import GridSweeper
-    from stalefront.launch import exit_code
+    from stalefront.launch import LAUNCHED, exit_code
     from stalefront.resolvers import register_resolvers
     from stalefront.sweepfiles import register_sweeps
 
@@ -58,15 +64,12 @@ def _hydra(arguments: list[str]) -> int:
         Plugins.instance().register(plugin)
     register_resolvers()
     register_sweeps()
-    # With it Hydra raises what it would print with a traceback and exit code 1.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
+    LAUNCHED.clear()
     sys.argv = [sys.argv[0], *rewrite(arguments)]
 
     @hydra.main(config_path="pkg://stalefront.conf", config_name="config", version_base="1.3")
     def application(_: Any) -> None:
-        from stalefront.choice import OptionError
-
-        raise OptionError("hydra/launcher", "one that is not of this package", "local", "Leave it out.")
+        """Never called: the launchers of this package run cells from their directories."""
 
     application()
     return exit_code()
@@ -98,13 +101,13 @@ def _overrides(arguments: Sequence[str]) -> Iterator[tuple[str, bool]]:
 
 def _override(argument: str, grid: bool) -> str:
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
+    from hydra.errors import HydraException
 
     from stalefront.choice import OptionError
 
     try:
         override = OverridesParser.create().parse_override(argument)
-    except OverrideParseException as error:
+    except HydraException as error:
         raise OptionError("argument", argument, "key=value in Hydra's grammar", explain(error)) from error
     key = override.key_or_group
     if override.is_hydra_override():

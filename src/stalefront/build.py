@@ -13,8 +13,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from stalefront.cell import Cell
-    from stalefront.rollout import Sampler
+    from stalefront.rollout import Prompts, Sampler
     from stalefront.task import Row
+
+
+# Prompts sampled side by side in a validation; a bound on memory, of no influence on the numbers.
+VALIDATION_CHUNK = 128
 
 
 @dataclass
@@ -27,8 +31,8 @@ class Parts:
         The policy at π₀, and a frozen copy of it (the KL reference).
     minibatch_rows
         Rows of a rollout batch for each part it is cut into (outer) and each micro-batch of that part (inner).
-    validation_rows
-        Held-out rows, the same at every validation.
+    validation
+        Held-out rows and their padded prompts, in chunks sampled side by side; the same at every validation.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -36,7 +40,7 @@ class Parts:
     reference: PreTrainedModel
     sampler: Sampler
     minibatch_rows: list[list[torch.Tensor]]
-    validation_rows: list[Row]
+    validation: list[tuple[list[Row], Prompts]]
     device: torch.device
 
 
@@ -64,7 +68,10 @@ def build(cell: Cell, cache: Path) -> Parts:
         reference=clean_copy(model),
         sampler=sampler,
         minibatch_rows=row_slices(cell, device),
-        validation_rows=cell.task.validation_rows(cell.seed, cell.validation.num_samples),
+        validation=[
+            (chunk, sampler.pad([cell.task.encode(row, tokenizer) for row in chunk], device))
+            for chunk in chunks(cell.task.validation_rows(cell.seed, cell.validation.num_samples), VALIDATION_CHUNK)
+        ],
         device=device,
     )
 
@@ -74,6 +81,11 @@ def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
     declared = getattr(model.generation_config, "eos_token_id", None)
     listed = declared if isinstance(declared, list) else [declared]
     return sorted({int(i) for i in (*listed, tokenizer.eos_token_id) if i is not None})
+
+
+def chunks(rows: list[Row], size: int) -> list[list[Row]]:
+    """`rows` in order, at most `size` at a time."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def row_slices(cell: Cell, device: torch.device) -> list[list[torch.Tensor]]:

@@ -115,7 +115,7 @@ class Composer:
     def parse(self, override: str) -> Override:
         """Parsed override; each distinct text is parsed once."""
         if override not in self._parsed:
-            self._parsed[override] = self._parser.parse_override(override)
+            self._parsed[override] = self._parser.parse_overrides([override])[0]
         return self._parsed[override]
 
     def options(self, group: str) -> list[str]:

@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from stalefront.build import Parts
     from stalefront.cell import Cell
 
-# Prompts sampled side by side in a validation; a bound on memory, of no influence on the numbers.
-CHUNK = 128
-
 
 def batch_columns(batch: RolloutBatch, advantages: Advantages) -> dict[str, Any]:
     """Reward, length and signal of a rollout batch; a pass is a reward above 0."""
@@ -31,15 +28,12 @@ def batch_columns(batch: RolloutBatch, advantages: Advantages) -> dict[str, Any]
 
 def validate(cell: Cell, parts: Parts, step: int) -> dict[str, Any]:
     """One sampled answer to each held-out prompt, keyed by (seed, step, row)."""
-    rows = parts.validation_rows
     rewards: list[float] = []
-    for number, start in enumerate(range(0, len(rows), CHUNK)):
-        chunk = rows[start : start + CHUNK]
-        prompts = parts.sampler.pad([cell.task.encode(row, parts.tokenizer) for row in chunk], parts.device)
+    for number, (rows, prompts) in enumerate(parts.validation):
         samples = parts.sampler.sample(
             parts.model, prompts, num_generations=1, seed=cell.seed, purpose=f"validation {number}", batch=step
         )
-        rewards += cell.task.score(chunk, samples.texts, samples.completion_ids)
+        rewards += cell.task.score(rows, samples.texts, samples.completion_ids)
     return {
         "reward_val": sum(rewards) / len(rewards),
         "reward_val_n": len(rewards),

@@ -80,11 +80,12 @@ def launch(sweep_dir: Path, header: Header, planned: Sequence[Planned], options:
     with Progress(header.name, tasks, slots.total) as progress:
         pool = Pool(tasks, slots, launcher_id(), tell=progress, say=progress.say)
         pool.run()
-    code = STOPPED + pool.stopped_by if pool.stopped_by else 0
-    if options.report and not pool.killed:
-        code = code or _report(paths)
-    finished = all(task.seen.finished for task in tasks)
-    summary = Summary(code or (0 if finished else NOT_FINISHED), {t.planned.cell.cell_id: t.seen for t in tasks})
+    code = _report(paths) if options.report and not pool.killed else 0
+    if not all(task.seen.finished for task in tasks):
+        code = NOT_FINISHED
+    if pool.stopped_by is not None:
+        code = STOPPED + pool.stopped_by
+    summary = Summary(code, {task.planned.cell.cell_id: task.seen for task in tasks})
     _conclude(paths, tasks, time.monotonic() - began)
     LAUNCHED.append(summary)
     return summary

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -58,6 +58,7 @@ class Task:
     fresh: bool = False
     base: int = 0
     process: BaseProcess | None = None
+    pid: int | None = None
     gpu: str | None = None
     began: float = 0.0
     moved: float = 0.0
@@ -230,29 +231,29 @@ class Pool:
         order = Order(task.paths.root, task.attempt, task.fresh, self.launcher, cell.threads, task.gpu)
         task.process = context.Process(target=work, args=(order,), name=cell.cell_id)
         task.process.start()
+        task.pid = task.process.pid
         task.phase, task.began, task.first_step = "here", time.monotonic(), task.seen.step
 
     def _wait(self) -> list[Task]:
         """Tasks whose process has ended, after at most `POLL_S`."""
-        running = {task.process.sentinel: task for task in self.tasks if task.phase == "here" and task.process}
+        here = [task for task in self.tasks if task.phase == "here"]
+        # Where the parent of all cells is gone, nobody tells how they end; that they do is seen.
+        ended = [task for task in here if task.process is None and not observe(task.paths).live]
+        running = {task.process.sentinel: task for task in here if task.process}
         if not running:
             time.sleep(POLL_S)
-            return []
-        return [running[sentinel] for sentinel in wait(list(running), POLL_S) if isinstance(sentinel, int)]
+        return ended + [running[sentinel] for sentinel in wait(list(running), POLL_S) if isinstance(sentinel, int)]
 
     def _reap(self, ended: Sequence[Task]) -> None:
         for task in ended:
-            assert task.process is not None
-            task.process.join()
-            code = task.process.exitcode
-            task.process.close()
-            task.process, task.phase, task.ended = None, "over", time.monotonic()
-            self.slots.give_back(task)
-            task.seen = observe(task.paths)
+            code = _exit_code(task)
+            task.process, task.seen = None, observe(task.paths)
             ours = task.seen.attempt <= task.attempt and code != TAKEN
-            if not ours or task.seen.live:
-                task.phase = "elsewhere"
-            elif not (task.seen.recorded and task.seen.attempt == task.attempt):
+            if ours and task.seen.live:
+                continue
+            task.phase, task.ended = "over" if ours else "elsewhere", time.monotonic()
+            self.slots.give_back(task)
+            if ours and not (task.seen.recorded and task.seen.attempt == task.attempt):
                 self._bury(task, code)
 
     def _bury(self, task: Task, code: int | None) -> None:
@@ -316,9 +317,19 @@ class Pool:
 
     def _signal_all(self, number: int) -> None:
         for task in self.tasks:
-            if task.phase == "here" and task.process is not None and task.process.pid is not None:
+            if task.phase == "here" and task.pid:
                 with suppress(ProcessLookupError):
-                    os.kill(task.process.pid, number)
+                    os.kill(task.pid, number)
+
+
+def _exit_code(task: Task) -> int | None:
+    """Exit code of a task's process, which has ended; None where nobody was told."""
+    if task.process is None:
+        return None
+    task.process.join()
+    code = task.process.exitcode
+    task.process.close()
+    return code
 
 
 def _warm_context(tasks: Sequence[Task]) -> ForkServerContext:
@@ -328,6 +339,8 @@ def _warm_context(tasks: Sequence[Task]) -> ForkServerContext:
     threads = str(max(task.planned.cell.threads for task in tasks))
     # Signals for the whole group must not take this parent away: then nobody would hear how its children end.
     deaf = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    # Starting the tracker unblocks signals, so it has to run before.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
     try:
         # Read at import. Progress bars would fill the cells' logs.
@@ -355,7 +368,9 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 def exit_text(code: int | None) -> str:
     """How a process ended, in words."""
-    if code is None or code >= 0:
+    if code is None:
+        return "how is not known"
+    if code >= 0:
         return f"exit code {code}"
     try:
         name = signal.Signals(-code).name

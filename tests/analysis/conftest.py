@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+
 from stalefront.analysis.fits.base import OUTCOME_COLUMNS
 from stalefront.analysis.verdicts import Curve
 
@@ -135,9 +136,18 @@ def collapse_step(S, lr, seed, constant=8e-3, t_eta=1.2e-2):
 
 
 def make_sweep(
-    root, *, S=(1, 4, 16), lrs=(1e-3, 2e-3, 4e-3, 8e-3), seeds=(0, 1), steps=64, arms=None, recovering=(), skip=(),
-    states=None, kind="reuse",
-):  # fmt: skip
+    root,
+    *,
+    S=(1, 4, 16),
+    lrs=(1e-3, 2e-3, 4e-3, 8e-3),
+    seeds=(0, 1),
+    steps=64,
+    arms=None,
+    recovering=(),
+    skip=(),
+    states=None,
+    kind="reuse",
+):
     """Synthesise a whole sweep; returns the directory.
 
     ``arms``: list of dotted changes, one a arm. ``recovering``: (S, lr) that climb back. ``skip``: (S, lr, seed) with

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+
 from stalefront.analysis.records import read_plan, read_steps
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from stalefront.analysis.fits.base import Constant, Fit, Interval
 from stalefront.analysis.narrative import judge_slope, say_s_eta, show, show_interval, slope_of
 from stalefront.analysis.report import build_report
@@ -66,7 +67,7 @@ def test_the_report_says_what_was_found(reported):
     assert "stable |" not in text
     assert "RuntimeError: boom" in text
     assert "commit: 0123456789abcdef" in text
-    assert "The two definitions of collapse disagree on 2 cell(s)" in text
+    assert "The two definitions of collapse disagree on 2 cells" in text
 
 
 def test_numbers_in_the_text_come_from_fits_json(reported):
@@ -203,6 +204,7 @@ def test_s_eta_sentences_say_when_there_is_no_constant():
     }
     conservative, optimistic = say_s_eta(fit("s_eta", constants))
     assert "no single S·η_max" in conservative
+    assert "3 values of S" in conservative
     assert "[6.4e−6, 8e−6)" in optimistic
 
 

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+
 from stalefront.analysis.settings import ReportSettings, arm_labels, flatten, staleness
 from stalefront.analysis.tables import build_table, write_table
 
@@ -39,6 +40,12 @@ def test_a_missing_cell_keeps_its_settings_and_says_why(table):
     assert row["last_step"] is None
     assert row["first_zero_event"] is None
     assert row["remains_zero_censor_step"] is None
+
+
+def test_a_cell_with_a_directory_but_no_status_is_planned(sweep):
+    (sweep / "cells" / "c0-0001-0.001-1").mkdir()
+    row = only(build_table(sweep).table, 1, 1e-3, 1)
+    assert (row["state"], row["reason"]) == ("planned", "not started yet")
 
 
 def test_a_failed_cell_is_censored_never_stable(table):
@@ -176,6 +183,9 @@ def test_arm_labels(cell_config):
     # A choice stands for the options it determines.
     cispo = {"loss.choice": "cispo", "loss.epsilon_high": 5}
     assert labels(cell_config, {}, cispo) == ["loss=grpo", "loss=cispo"]
+    # Unless the sweep set the option itself.
+    cells = {"a": cell_config(S=4, lr=1e-3, seed=0), "b": cell_config(S=4, lr=1e-3, seed=0, **cispo)}
+    assert arm_labels(cells, frozenset({"loss.epsilon_high"}))["b"] == "loss=cispo, epsilon_high=5"
     # A second setting that varies with the first is still named: it may be the cause.
     both = labels(cell_config, {"loss.beta": 0.0, "steps": 64}, {"loss.beta": 0.04, "steps": 128})
     assert both == ["beta=0.0, steps=64", "beta=0.04, steps=128"]

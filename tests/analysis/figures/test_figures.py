@@ -1,6 +1,7 @@
 """Figures: their data is what the table says, and they draw the same bytes twice, whatever there is to draw."""
 
 import pytest
+
 from stalefront.analysis.figures import cosine, frontier_map, reward_curves, style, t_eta
 from stalefront.analysis.report import fit_arm
 from stalefront.analysis.tables import build_table
@@ -107,9 +108,17 @@ def test_the_same_data_draw_the_same_bytes(read, module):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (1.6e-6, "1.6e-6"), (2e-7, "2e-7"), (0.25, "0.25"), (12345.0, "1.23e4"), (-1.217, "-1.22"),
-     (9.999e-4, "1e-3"), (float("inf"), "inf")],
-)  # fmt: skip
+    [
+        (0.0, "0"),
+        (1.6e-6, "1.6e-6"),
+        (2e-7, "2e-7"),
+        (0.25, "0.25"),
+        (12345.0, "1.23e4"),
+        (-1.217, "-1.22"),
+        (9.999e-4, "1e-3"),
+        (float("inf"), "inf"),
+    ],
+)
 def test_numbers(value, text):
     assert style.number(value) == text
 

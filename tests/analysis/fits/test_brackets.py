@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy import optimize, stats
+
 from stalefront.analysis.fits.eta_max import brackets, fit_eta_max
 from stalefront.analysis.fits.s_eta import Units, common_constant, fit_s_eta, interval_normal_ll, slope_set
 

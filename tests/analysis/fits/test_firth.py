@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 from scipy import optimize
+
 from stalefront.analysis.fits.base import decided
 from stalefront.analysis.fits.firth import contour, fit_firth, group, separated
 from stalefront.analysis.fits.logit import maximise, penalised

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from stalefront.analysis.fits.regime import Regime
 
 STEPS = 400

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+
 from stalefront.analysis.fits.t_eta import fit_t_eta
 
 

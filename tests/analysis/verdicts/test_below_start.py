@@ -1,9 +1,10 @@
 """below_start: final below initial, plainly or by a test."""
 
 import pytest
+from statsmodels.stats.proportion import proportions_ztest
+
 from stalefront.analysis.verdicts import BelowStart
 from stalefront.analysis.verdicts.below_start import two_proportion_p
-from statsmodels.stats.proportion import proportions_ztest
 
 CASES = {
     "rises": ([40, 50, 60, 70, 80, 90], "horizon", (False, None)),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import stalefront.analysis.verdicts as verdicts
 
 DEFINITIONS = {d.name: d for d in verdicts.default_definitions()}

@@ -1,6 +1,7 @@
 """half_peak: below a share of the running maximum for several windows in a row."""
 
 import pytest
+
 from stalefront.analysis.verdicts import HalfPeak
 
 CASES = {

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy import stats
+
 from stalefront.analysis.verdicts import FirstZero, RemainsZero, kind_of
 from stalefront.analysis.verdicts.base import clopper_pearson_upper
 
