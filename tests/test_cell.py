@@ -13,7 +13,7 @@ from stalefront.choice import OptionError
 PINNED = {
     "tiny": ({}, "92eaae8c7713"),
     "lag": ({"delay": "lag", "loss": "reinforce", "correction": ["token_tis"]}, "7884a38f1968"),
-    "cispo": ({"loss": "cispo", "optimizer": "sgd", "seed": 3}, "1964109d153c"),
+    "cispo": ({"loss": "cispo", "optimizer": "sgd", "seed": 3}, "4e8ccd3443ca"),
 }
 
 

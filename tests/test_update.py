@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stalefront.optimizer import Optimizer
-from stalefront.update import Updater, cosine
+from stalefront.update import Updater, cosine, norm
 
 PLAIN = {
     "kind": "sgd",
@@ -121,3 +121,13 @@ def test_state_goes_on_bit_for_bit():
     after.load_state_dict(before.state_dict())
     second.load_state_dict(first.state_dict())
     assert [apply(second, after, g, t) for t, g in enumerate(gradients[2:], start=3)] == expected[2:]
+
+
+def test_lengths_and_angles_of_a_large_model():
+    # A float32 sum over so many entries loses a tenth of a percent and more, and gives cosines above 1.
+    vector = torch.full((40_000_000,), 1e-3)
+    vector[::2] *= -3
+    # ‖v‖² = 2e7 · (1 + 9) · 1e-6 = 200, up to the rounding of the entries themselves
+    assert norm(vector) == pytest.approx(math.sqrt(200), rel=1e-7)
+    assert abs(cosine(vector, vector) - 1) < 1e-12
+    assert abs(cosine(vector, -vector) + 1) < 1e-12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -31,7 +32,8 @@ def run(arguments: Sequence[str]) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from stalefront.choice import OptionError
-    from stalefront.pool import environment
+    from stalefront.launch import CellError, exit_code
+    from stalefront.warm import environment
 
     debug = os.environ.get("HYDRA_FULL_ERROR") == "1"
     command = sys.argv
@@ -45,6 +47,12 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         print(f"error: {explain(error)}", file=sys.stderr)
         return CONFIG_ERROR
+    except CellError:
+        # Hydra's own sweepers ask every cell for its value; which ones failed was said when they did.
+        return exit_code()
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 128 + signal.SIGINT
     finally:
         sys.argv = command
 

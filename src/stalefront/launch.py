@@ -18,8 +18,9 @@ from stalefront.labels import duration
 from stalefront.observe import Observed, observe
 from stalefront.paths import SweepPaths
 from stalefront.plan import Header, record_plan
-from stalefront.pool import Pool, Task, make_slots
+from stalefront.pool import Pool, Task
 from stalefront.progress import Progress, labels
+from stalefront.slots import make_slots
 
 RERUN = ("missing", "failed", "all")
 NOT_FINISHED, STOPPED = 1, 128
@@ -60,6 +61,10 @@ class Summary:
     cells: dict[str, Observed]
 
 
+class CellError(RuntimeError):
+    """A cell of the launch has no finished outcome."""
+
+
 # Hydra drops what a sweeper returns, so the exit code of the command is taken from here.
 LAUNCHED: list[Summary] = []
 
@@ -73,9 +78,10 @@ def launch(sweep_dir: Path, header: Header, planned: Sequence[Planned], options:
     """Run what is to be run of `planned` in `sweep_dir`, whatever happens to single cells."""
     began = time.monotonic()
     paths = SweepPaths(sweep_dir.absolute())
-    slots = make_slots(options.workers, options.gpus, planned)
+    slots = make_slots(options.workers, options.gpus, [p.cell for p in planned])
     record_plan(paths, header, planned)
     tasks = [_task(paths, p, options.rerun) for p in planned]
+    _introduce(header)
     _announce(paths, tasks)
     with Progress(header.name, tasks, slots.total) as progress:
         pool = Pool(tasks, slots, launcher_id(), tell=progress, say=progress.say)
@@ -109,6 +115,11 @@ def _announce(paths: SweepPaths, tasks: Sequence[Task]) -> None:
     left_out = phases["over"] - finished
     text += f", {left_out} not asked for" if left_out else ""
     print(f"{text}.", flush=True)
+
+
+def _introduce(header: Header) -> None:
+    if header.question:
+        print(f"{header.name}: {header.question}")
 
 
 def _report(paths: SweepPaths) -> int:

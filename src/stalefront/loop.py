@@ -31,7 +31,7 @@ def run_loop(cell: Cell, parts: Parts, session: Session) -> str:
     learner = Learner(cell, parts)
     state = session.load_checkpoint()
     if state is None:
-        session.record({"step": 0, "batch": 0, "version": 0, **learner.validation(0)})
+        session.record(learner.start_row())
     else:
         learner.load_state_dict(state)
     while learner.step < cell.steps:
@@ -56,6 +56,10 @@ class Learner:
         self.updater = Updater(parts.model, cell.optimizer)
         self.step = self.version = self.step_in_batch = 0
         self.batch: RolloutBatch | None = None
+
+    def start_row(self) -> dict[str, Any]:
+        """Record of π₀."""
+        return {"step": 0, "batch": 0, "version": 0, **self.validation(0), **self._wall_columns()}
 
     def advance(self) -> tuple[Update, dict[str, Any]]:
         """One learner step and its record."""
@@ -83,9 +87,8 @@ class Learner:
             **update.columns(),
             **batch_columns(self.batch, advantages),
             **self.validation(self.step),
+            **self._wall_columns(),
         }
-        row |= {f"wall_{name}_s": self.seconds[name] for name in ("rollout", "score", "learn", "val")}
-        self.seconds.clear()
         return update, row
 
     def _backward(self, batch: RolloutBatch, advantages: Advantages) -> dict[str, Any]:
@@ -121,6 +124,12 @@ class Learner:
             return {}
         with self._clock("val"):
             return validate(self.cell, self.parts, step)
+
+    def _wall_columns(self) -> dict[str, Any]:
+        """Seconds since the last record, by what they were spent on."""
+        columns = {f"wall_{name}_s": self.seconds[name] for name in ("rollout", "score", "learn", "val")}
+        self.seconds.clear()
+        return columns
 
     @contextmanager
     def _clock(self, name: str) -> Iterator[None]:

@@ -7,32 +7,51 @@ work (measured).
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from types import FrameType
 
-from stalefront.choice import OptionError
 from stalefront.claims import latest, launcher_runs
 from stalefront.compose import Planned
 from stalefront.observe import Observed, observe
 from stalefront.paths import CellPaths
-from stalefront.worker import TAKEN, THREAD_VARIABLES, Order, modules_to_preload, record_death, work
+from stalefront.slots import Slots
+from stalefront.warm import warm_context
+from stalefront.worker import TAKEN, Order, record_death, work
 
 POLL_S = 0.25
 # Between two looks at cells that other processes run.
 LOOK_S = 1.0
 # A launcher that lives gets this long to write down how its dead worker ended, before another one takes over.
 LAST_WORD_S = 10.0
+
+
+@dataclass
+class Pace:
+    """First and last learner step that were seen to be new, and when: start and warm-up lie before the first."""
+
+    first: tuple[int, float] | None = None
+    last: tuple[int, float] | None = None
+
+    def note(self, step: int, now: float) -> None:
+        """Note a look at the cell."""
+        if step and (self.last is None or step != self.last[0]):
+            self.first = self.first or (step, now)
+            self.last = (step, now)
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """None before two different steps were seen."""
+        if self.first is None or self.last is None or self.last[0] <= self.first[0]:
+            return None
+        return (self.last[1] - self.first[1]) / (self.last[0] - self.first[0])
 
 
 @dataclass
@@ -43,12 +62,18 @@ class Task:
     ----------
     seen : Observed
         What its directory said last.
-    base : int
-        Attempts there were when this launch began; a later one by another launcher is not run again here.
     phase : str
         waiting (to be started here), here (its process is ours), elsewhere (another process is at it), or over.
     fresh : bool
         Start over instead of continuing from a checkpoint.
+    base : int
+        Attempts there were when this launch began; a later one by another launcher is not run again here.
+    began, ended : float
+        When its process was started here, when its end was noticed; 0 for not.
+    pace : Pace
+        How fast it moves.
+    lost_since : float or None
+        When its process, another launcher's, was first found to be gone without an outcome.
     """
 
     planned: Planned
@@ -61,100 +86,14 @@ class Task:
     pid: int | None = None
     gpu: str | None = None
     began: float = 0.0
-    moved: float = 0.0
     ended: float = 0.0
-    first_step: int = 0
+    pace: Pace = field(default_factory=Pace)
     lost_since: float | None = None
 
     @property
     def attempt(self) -> int:
         """Number of the attempt that this launch makes."""
         return self.base + 1
-
-
-@dataclass
-class Slots:
-    """How much may run at a time.
-
-    Attributes
-    ----------
-    free : int
-        Cores, or workers, that are not taken.
-    by_threads : bool
-        A cell takes as many as it has threads; otherwise it takes one.
-    gpus : list or None
-        CUDA devices that are not taken; None when cells are not bound to devices.
-    """
-
-    total: int
-    by_threads: bool
-    gpus: list[str] | None
-    free: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.free = self.total
-
-    def cost(self, task: Task) -> int:
-        """Slots that a cell takes."""
-        return min(task.planned.cell.threads, self.total) if self.by_threads else 1
-
-    def take(self, task: Task) -> bool:
-        """Take what a cell needs; False when there is not enough."""
-        if self.cost(task) > self.free:
-            return False
-        self.free -= self.cost(task)
-        task.gpu = self.gpus.pop(0) if self.gpus is not None else None
-        return True
-
-    def give_back(self, task: Task) -> None:
-        """Free what a cell had."""
-        self.free += self.cost(task)
-        if self.gpus is not None and task.gpu is not None:
-            self.gpus.append(task.gpu)
-
-
-def make_slots(workers: int | None, gpus: Sequence[int | str], planned: Sequence[Planned]) -> Slots:
-    """Slots of a launch: `workers` of them, one a GPU (those listed, or all of them), or as many as the cores carry."""
-    if workers is not None and workers < 1:
-        raise OptionError("hydra.launcher.workers", workers, "a whole number of at least 1, or null")
-    on_cuda = [p.cell.device for p in planned if p.cell.device.startswith("cuda")]
-    if on_cuda and not gpus and workers is None:
-        import torch
-
-        gpus = range(torch.cuda.device_count()) if set(on_cuda) == {"cuda"} else ()
-        workers = None if gpus else 1
-    if not gpus:
-        return Slots(workers or cores(), by_threads=workers is None, gpus=None)
-    if workers is not None:
-        raise OptionError("hydra.launcher.workers", workers, "null with hydra.launcher.gpus", "One cell a GPU runs.")
-    bound = next((device for device in on_cuda if ":" in device), None)
-    if bound is not None:
-        legal = "cuda with hydra.launcher.gpus: every cell sees one device"
-        raise OptionError("device", bound, legal, "Leave out the index.")
-    devices = [_visible(gpu) for gpu in gpus]
-    return Slots(len(devices), by_threads=False, gpus=devices)
-
-
-def _visible(gpu: int | str) -> str:
-    """CUDA name of the device with this index among those that this process may see."""
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if allowed is None or not isinstance(gpu, int):
-        return str(gpu)
-    names = [name for name in allowed.split(",") if name]
-    if not 0 <= gpu < len(names):
-        raise OptionError("hydra.launcher.gpus", gpu, f"an index into CUDA_VISIBLE_DEVICES={allowed}")
-    return names[gpu]
-
-
-def cores() -> int:
-    """Cores that this process may use: its affinity, bounded by the quota of its control group."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.exists():
-        limit, _, period = quota.read_text(encoding="ascii").partition(" ")
-        if limit != "max":
-            allowed = min(allowed, max(1, int(limit) // int(period)))
-    return allowed
 
 
 def start_order(tasks: Sequence[Task]) -> list[Task]:
@@ -204,16 +143,16 @@ class Pool:
         self.killed = False
         self._looked = 0.0
         self._passed_on = 0
+        self._context: ForkServerContext | None = None
 
     def run(self) -> None:
         """Return when nothing is left to do; SIGINT, SIGTERM and SIGHUP make that soon, a second one at once."""
         waiting = start_order([task for task in self.tasks if task.phase == "waiting"])
-        context = _warm_context(waiting) if waiting else None
         with self._signals():
             try:
                 while self._busy(waiting):
-                    while context and waiting and self.stopped_by is None and self.slots.take(waiting[0]):
-                        self._start(waiting.pop(0), context)
+                    while waiting and self.stopped_by is None and self.slots.fits(waiting[0].planned.cell):
+                        self._start(waiting.pop(0))
                     self._pass_on_stop()
                     self._reap(self._wait())
                     waiting += self._look_around()
@@ -226,13 +165,15 @@ class Pool:
         elsewhere = any(task.phase == "elsewhere" for task in self.tasks)
         return here or (self.stopped_by is None and (bool(waiting) or elsewhere))
 
-    def _start(self, task: Task, context: ForkServerContext) -> None:
+    def _start(self, task: Task) -> None:
+        self._context = self._context or warm_context([task.planned.cell for task in self.tasks])
         cell = task.planned.cell
+        task.gpu = self.slots.take(cell)
         order = Order(task.paths.root, task.attempt, task.fresh, self.launcher, cell.threads, task.gpu)
-        task.process = context.Process(target=work, args=(order,), name=cell.cell_id)
+        task.process = self._context.Process(target=work, args=(order,), name=cell.cell_id)
         task.process.start()
         task.pid = task.process.pid
-        task.phase, task.began, task.first_step = "here", time.monotonic(), task.seen.step
+        task.phase, task.began = "here", time.monotonic()
 
     def _wait(self) -> list[Task]:
         """Tasks whose process has ended, after at most `POLL_S`."""
@@ -252,7 +193,7 @@ class Pool:
             if ours and task.seen.live:
                 continue
             task.phase, task.ended = "over" if ours else "elsewhere", time.monotonic()
-            self.slots.give_back(task)
+            self.slots.give_back(task.planned.cell, task.gpu)
             if ours and not (task.seen.recorded and task.seen.attempt == task.attempt):
                 self._bury(task, code)
 
@@ -272,9 +213,8 @@ class Pool:
         self._looked = time.monotonic()
         for task in self.tasks:
             if task.phase == "here":
-                step = task.seen.step
                 task.seen = observe(task.paths)
-                task.moved = self._looked if task.seen.step != step else task.moved
+                task.pace.note(task.seen.step, self._looked)
         return [task for task in self.tasks if task.phase == "elsewhere" and self._is_ours_now(task)]
 
     def _is_ours_now(self, task: Task) -> bool:
@@ -330,40 +270,6 @@ def _exit_code(task: Task) -> int | None:
     code = task.process.exitcode
     task.process.close()
     return code
-
-
-def _warm_context(tasks: Sequence[Task]) -> ForkServerContext:
-    """Start the parent that cells are forked from; it imports what they need while the launcher goes on."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(modules_to_preload(task.planned.cell for task in tasks))
-    threads = str(max(task.planned.cell.threads for task in tasks))
-    # Signals for the whole group must not take this parent away: then nobody would hear how its children end.
-    deaf = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    # Starting the tracker unblocks signals, so it has to run before.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
-    try:
-        # Read at import. Progress bars would fill the cells' logs.
-        with environment({**dict.fromkeys(THREAD_VARIABLES, threads), "TQDM_DISABLE": "1"}):
-            forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return context
-
-
-@contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for a while."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def exit_text(code: int | None) -> str:

@@ -23,6 +23,8 @@ LINE_EVERY_S = 10.0
 MAX_ROWS = 16
 # Step files read for the hint at each refresh, so that a directory of ten thousand finished cells does not stall it.
 HINTS_A_REFRESH = 100
+# Wide enough for what comes, so that columns stay where they are.
+MIN_WIDTHS = {"step": 8, "reward": 14}
 SHOWN_BY_NAME = {"delay.S", "delay.lag_updates", "optimizer.lr", "seed"}
 
 HINT = "collapsed = no pass in the last 300 or more held-out samples: a live hint, the verdict is in the report"
@@ -141,11 +143,13 @@ class Progress:
         """Everything a terminal shows."""
         counts = self.counts()
         head = Text.assemble((self.title, "bold"), f"  {self.line()}  [{clock(time.monotonic() - self._began)}]")
-        bar = ProgressBar(total=max(1, len(self.tasks)), completed=counts["done"], width=60)
+        done = sum(1.0 if t.phase == "over" else t.seen.step / t.planned.cell.steps for t in self.tasks)
+        bar = Table.grid()
+        bar.add_row(ProgressBar(total=len(self.tasks), completed=done, width=60))
         running = [t for t in self.tasks if t.phase == "here" or (t.phase == "elsewhere" and t.seen.live)]
         rows = Table(box=None, pad_edge=False, header_style="dim")
         for name in ("running", "step", "of", "reward"):
-            rows.add_column(name, justify="left" if name == "running" else "right")
+            rows.add_column(name, justify="left" if name == "running" else "right", min_width=MIN_WIDTHS.get(name))
         for task in running[:MAX_ROWS]:
             rows.add_row(*self._row(task))
         more = [Text(f"… and {len(running) - MAX_ROWS} more", style="dim")] if len(running) > MAX_ROWS else []
@@ -161,11 +165,10 @@ class Progress:
 
 
 def _seconds_per_step(task: Task) -> float | None:
-    """Of what this launch saw a cell do, its start included; up to the last step seen, not up to now."""
-    steps, until = task.seen.step - task.first_step, task.ended or task.moved
-    if not task.began or not until or steps <= 0:
-        return None
-    return (until - task.began) / steps
+    """Of what this launch saw a cell do; a cell too short for two looks counts with its start."""
+    if task.pace.seconds_per_step is None and task.began and task.ended and task.seen.step:
+        return (task.ended - task.began) / task.seen.step
+    return task.pace.seconds_per_step
 
 
 def labels(tasks: Sequence[Task]) -> dict[str, str]:

@@ -15,15 +15,30 @@ if TYPE_CHECKING:
     from stalefront.optimizer import Optimizer
 
 
+# Entries summed at once; a bound on the memory of the float64 copies.
+CHUNK = 1 << 20
+
+
 def flat(tensors: Sequence[Tensor]) -> Tensor:
     """One float32 vector of all entries."""
     return torch.cat([t.detach().reshape(-1).float() for t in tensors])
 
 
+def dot(a: Tensor, b: Tensor) -> float:
+    """⟨a, b⟩ in float64, a piece at a time: a float32 sum over 10⁸ entries is off by a percent on a CPU (measured)."""
+    pieces = zip(torch.split(a, CHUNK), torch.split(b, CHUNK), strict=True)
+    return sum(float(x.double() @ y.double()) for x, y in pieces)
+
+
+def norm(a: Tensor) -> float:
+    """‖a‖."""
+    return math.sqrt(dot(a, a))
+
+
 def cosine(a: Tensor, b: Tensor) -> float:
     """⟨a, b⟩ / (‖a‖ ‖b‖); NaN where one of them is zero or not finite, since no angle exists then."""
-    norms = float(a.norm()) * float(b.norm())
-    return float(a @ b) / norms if norms > 0 else math.nan
+    norms = norm(a) * norm(b)
+    return dot(a, b) / norms if norms > 0 else math.nan
 
 
 def clip_factor(norm: float, limit: float | None) -> float:
@@ -80,11 +95,11 @@ class Updater:
             stepped=True,
             finite=bool(torch.isfinite(after).all()),
             grad_norm_raw=raw,
-            grad_norm_applied=float(gradient.norm()),
+            grad_norm_applied=norm(gradient),
             clip_factor=factor,
-            update_norm=float(delta.norm()),
-            dist_from_start=float((after - self.start).norm()),
-            param_norm=float(after.norm()),
+            update_norm=norm(delta),
+            dist_from_start=norm(after - self.start),
+            param_norm=norm(after),
             cos_grad=None if self.previous_grad is None else cosine(gradient, self.previous_grad),
             cos_update=None if self.previous_delta is None else cosine(delta, self.previous_delta),
         )

@@ -7,11 +7,9 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stalefront.cell import Cell
 from stalefront.claims import keep_alive, take
 from stalefront.files import read_json, write_json
 from stalefront.observe import read_tail
@@ -151,25 +149,3 @@ def log_tail(log: Path) -> str:
     except FileNotFoundError:
         return ""
     return "\n".join(lines[-LOG_TAIL_LINES:])
-
-
-def modules_to_preload(cells: Iterable[Cell]) -> list[str]:
-    """Modules that the cells' processes would import each for itself: seconds of every cell when left out.
-
-    Importing starts no thread and touches no device, so that forking after it is safe; computing would do both.
-    """
-    names = [
-        *("torch", "torch._dynamo", "torch.optim.adamw", "torch.utils.serialization", "tokenizers"),
-        *("transformers.modeling_utils", "transformers.tokenization_utils_fast", "transformers.models.auto"),
-        *("stalefront.run", "stalefront.loop", "stalefront.warmup", "stalefront.rollout", "stalefront.surrogate"),
-    ]
-    found = dict.fromkeys(names)
-    for cell in cells:
-        choices = (cell.model, cell.task, cell.delay, cell.loss, cell.engine, *cell.correction)
-        found |= dict.fromkeys(type(choice).__module__ for choice in choices)
-        family = (cell.model.config or {}).get("model_type")
-        if family:
-            found[f"transformers.models.{family}.modeling_{family}"] = None
-        if cell.engine.choice() == "trl":
-            found["trl.trainer.grpo_trainer"] = None
-    return list(found)

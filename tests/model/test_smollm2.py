@@ -51,5 +51,6 @@ def test_learner_steps_on_additions(make_cell, run_in, tmp_path):
     for row in (rows[0], rows[2]):
         assert row["theta_old_logratio_abs_mean"] == 0
     assert rows[1]["theta_old_logratio_abs_mean"] > 0
+    assert all(-1 <= row[name] <= 1 for row in rows[1:] for name in ("cos_grad", "cos_update"))
     # It passes .44 of such rows; of the 16 sampled before the first update, none or all would pass once in 10,000.
     assert 0 < rows[0]["reward_train_passes"] + start["reward_val_passes"] < 16

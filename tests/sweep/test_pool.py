@@ -1,14 +1,13 @@
-"""Slots and the order of starting."""
+"""The order of starting, and ends in words."""
 
 from pathlib import Path
 
 import pytest
 
-from stalefront.choice import OptionError
 from stalefront.compose import Planned
 from stalefront.observe import observe
 from stalefront.paths import CellPaths
-from stalefront.pool import Task, cores, exit_text, make_slots, start_order
+from stalefront.pool import Task, exit_text, start_order
 
 
 @pytest.fixture
@@ -36,48 +35,6 @@ def test_one_cell_of_every_warm_up_starts_first_then_the_longest(make_task):
 def test_cells_without_a_warm_up_wait_for_nobody(make_task):
     tasks = [make_task(seed=0, **{"delay.S": S, "model.warmup": None}) for S in (4, 1)]
     assert [task.planned.cell.S for task in start_order(tasks)] == [1, 4]
-
-
-def test_slots_count_threads(make_task, monkeypatch):
-    monkeypatch.setattr("stalefront.pool.cores", lambda: 4)
-    slots = make_slots(None, [], [])
-    three, two, eight = (make_task(threads=threads) for threads in (3, 2, 8))
-    assert slots.take(three)
-    assert not slots.take(two)
-    slots.give_back(three)
-    assert slots.take(eight), "a cell that wants more than there is gets all of it"
-    assert not slots.take(make_task())
-    slots.give_back(eight)
-    assert slots.free == 4
-
-
-def test_workers_count_cells(make_task):
-    slots = make_slots(2, [], [])
-    tasks = [make_task(threads=16, seed=seed) for seed in range(3)]
-    assert [slots.take(task) for task in tasks] == [True, True, False]
-
-
-def test_gpus_are_handed_out_one_by_one(make_task, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-ab")
-    slots = make_slots(None, [1, 0], [])
-    tasks = [make_task(seed=seed) for seed in range(3)]
-    assert [slots.take(task) for task in tasks] == [True, True, False]
-    assert [task.gpu for task in tasks[:2]] == ["GPU-ab", "4"]
-    slots.give_back(tasks[1])
-    assert slots.take(tasks[2])
-    assert tasks[2].gpu == "4"
-    with pytest.raises(OptionError, match=r"hydra\.launcher\.gpus = 2"):
-        make_slots(None, [2], [])
-
-
-def test_a_cell_bound_to_a_device_cannot_be_handed_another(make_task):
-    with pytest.raises(OptionError, match="device = 'cuda:1'"):
-        make_slots(None, [0], [make_task(device="cuda:1").planned])
-    assert make_slots(None, [], [make_task(device="cuda:1").planned]).total == 1
-
-
-def test_cores_are_at_least_one():
-    assert cores() >= 1
 
 
 @pytest.mark.parametrize(

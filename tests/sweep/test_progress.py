@@ -11,15 +11,15 @@ from stalefront.compose import Planned
 from stalefront.labels import clock, duration, only, varying
 from stalefront.observe import observe
 from stalefront.paths import CellPaths
-from stalefront.pool import Task
+from stalefront.pool import Pace, Task
 from stalefront.progress import LINE_EVERY_S, Progress, labels
 
 
 @pytest.fixture
 def make_task(make_cell, tmp_path):
-    """A task of 100 steps that `moved` seconds after its start was at `step`."""
+    """A task of 100 steps, at `step`, that was seen to take `rate` seconds a step."""
 
-    def make(phase, state="running", *, step=0, began=0.0, moved=0.0, passes=None, **overrides):
+    def make(phase, state="running", *, step=0, rate=None, passes=None, **overrides):
         cell = make_cell(steps=100, **overrides)
         paths = CellPaths(tmp_path / cell.cell_id)
         if passes is not None:
@@ -28,8 +28,8 @@ def make_task(make_cell, tmp_path):
             paths.steps.write_text(json.dumps(row) + "\n")
         seen = replace(observe(paths), state=state, step=step, live=phase == "here", reward_val=0.25)
         planned = Planned(cell, {}, tuple(f"{key}={value}" for key, value in overrides.items()))
-        ended = moved if phase == "over" else 0.0
-        return Task(planned, paths, seen, phase, began=began, moved=moved, ended=ended)
+        pace = Pace() if rate is None else Pace((1, 10.0), (step, 10.0 + (step - 1) * rate))
+        return Task(planned, paths, seen, phase, pace=pace)
 
     return make
 
@@ -37,9 +37,9 @@ def make_task(make_cell, tmp_path):
 @pytest.fixture
 def tasks(make_task):
     return [
-        make_task("over", "completed", step=100, began=10.0, moved=30.0, passes=9, seed=0),
-        make_task("over", "completed", step=100, began=10.0, moved=30.0, passes=0, seed=1),
-        make_task("here", step=50, began=30.0, moved=40.0, passes=0, seed=2),
+        make_task("over", "completed", step=100, rate=0.2, passes=9, seed=0),
+        make_task("over", "completed", step=100, rate=0.2, passes=0, seed=1),
+        make_task("here", step=50, rate=0.2, passes=0, seed=2),
         make_task("over", "failed", step=7, seed=3),
         make_task("waiting", "planned", seed=4),
     ]
@@ -56,13 +56,23 @@ def test_counts_and_the_time_that_is_left(tasks):
 
 def test_time_left_goes_by_the_nearest_staleness(make_task):
     tasks = [
-        make_task("over", "completed", step=100, began=10.0, moved=110.0, **{"delay.S": 1}),
-        make_task("over", "completed", step=100, began=10.0, moved=20.0, **{"delay.S": 16}),
+        make_task("over", "completed", step=100, rate=1.0, **{"delay.S": 1}),
+        make_task("over", "completed", step=100, rate=0.1, **{"delay.S": 16}),
         make_task("waiting", "planned", **{"delay.S": 2}),
         make_task("waiting", "planned", **{"delay.S": 64}),
     ]
     assert Progress("name", tasks, 1).seconds_left() == pytest.approx(110.0)
     assert Progress("name", tasks[2:], 1).seconds_left() is None
+
+
+def test_the_pace_of_a_cell_leaves_out_its_start(make_task):
+    pace = Pace()
+    for step, now in ((0, 1.0), (0, 9.0), (4, 10.0), (4, 11.0), (14, 12.0), (14, 20.0)):
+        pace.note(step, now)
+    assert pace.seconds_per_step == pytest.approx(0.2)
+    short = make_task("over", "completed", step=100)
+    short.began, short.ended = 10.0, 12.0
+    assert Progress("name", [short, make_task("waiting", "planned", seed=1)], 1).seconds_left() == pytest.approx(2.0)
 
 
 def test_a_terminal_shows_running_cells_and_says_what_the_hint_is(tasks):

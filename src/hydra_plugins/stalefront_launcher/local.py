@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from stalefront.launch import Summary
 
 
-class CellError(RuntimeError):
-    """A cell of the sweep has no finished outcome."""
-
-
 class LocalLauncher(Launcher):
     """Composes all cells, then runs those that are to be run; options as in `stalefront.launch.Options`."""
 
@@ -62,6 +58,8 @@ class LocalLauncher(Launcher):
 def _job_return(overrides: Sequence[str], cell_id: str, summary: Summary) -> JobReturn:
     """What Hydra expects of a job: a finished cell is completed, any other raises when its value is asked for."""
     from hydra.core.utils import JobStatus
+
+    from stalefront.launch import CellError
 
     seen = summary.cells[cell_id]
     returned = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)

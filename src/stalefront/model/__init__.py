@@ -121,10 +121,13 @@ class Model(Choice):
     def build(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
         """Model with its starting weights (before any warm-up), in evaluation mode."""
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
         if self.checkpoint is not None:
-            source = {"gguf_file": self.gguf_file} if self.gguf_file else {}
+            source: dict[str, Any] = {}
+            if self.gguf_file:
+                # A plain dense model: weights left in GGUF blocks, the default where kernels allow, cannot be trained.
+                source = {"gguf_file": self.gguf_file, "quantization_config": GgufConfig(dequantize=True)}
             model = AutoModelForCausalLM.from_pretrained(
                 str(Path(self.checkpoint).expanduser()), dtype=self.torch_dtype, **source
             )
