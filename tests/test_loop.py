@@ -49,7 +49,9 @@ def test_accumulated_gradients_are_the_whole_batchs(make_cell, completed, loss):
 
 
 def test_on_policy_cosines_and_distances_hang_together(make_cell, completed):
-    rows = completed(make_cell(delay="none", optimizer="sgd", **{"optimizer.warmup_steps": 0, "optimizer.lr": 1e-3}))[1:]
+    rows = completed(make_cell(delay="none", optimizer="sgd", **{"optimizer.warmup_steps": 0, "optimizer.lr": 1e-3}))[
+        1:
+    ]
     assert rows[0]["cos_grad"] is None
     for row in rows[1:]:
         # Plain SGD: the update is the applied gradient times the rate.

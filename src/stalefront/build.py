@@ -69,7 +69,7 @@ def build(cell: Cell, cache: Path) -> Parts:
         sampler=sampler,
         minibatch_rows=row_slices(cell, device),
         validation=[
-            (chunk, sampler.pad([cell.task.encode(row, tokenizer) for row in chunk], device))
+            (chunk, sampler.pad(cell.task.encode(chunk, tokenizer), device))
             for chunk in chunks(cell.task.validation_rows(cell.seed, cell.validation.num_samples), VALIDATION_CHUNK)
         ],
         device=device,

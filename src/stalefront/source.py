@@ -89,7 +89,7 @@ class BatchSource:
         """
         task, parts = self.cell.task, self.parts
         rows = task.train_rows(self.cell.seed, index)
-        prompts = parts.sampler.pad([task.encode(row, parts.tokenizer) for row in rows], parts.device)
+        prompts = parts.sampler.pad(task.encode(rows, parts.tokenizer), parts.device)
         samples = parts.sampler.sample(
             model,
             prompts,

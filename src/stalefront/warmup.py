@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from stalefront.cell import Cell
     from stalefront.model import Warmup
-    from stalefront.task import Task
+    from stalefront.task import Row, Task
 
 IGNORED = -100
 
@@ -73,8 +73,8 @@ def train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task
 
 def answer_alphabet(tokenizer: PreTrainedTokenizerBase, task: Task, seed: int) -> list[int]:
     """Tokens that answers are made of, from the first 64 batches of training rows."""
-    rows = [row for batch in range(1, 65) for row in task.train_rows(seed, batch)]
-    return sorted({t for row in rows for t in tokenizer.encode(str(row["answer"]), add_special_tokens=False)})
+    answers = [str(row["answer"]) for batch in range(1, 65) for row in task.train_rows(seed, batch)]
+    return sorted({t for ids in tokenizer(answers, add_special_tokens=False)["input_ids"] for t in ids})
 
 
 def noisy_batch(
@@ -82,18 +82,19 @@ def noisy_batch(
 ) -> dict[str, Any]:
     """Token ids, attention mask, position ids and labels (prompt and padding ignored) of one warm-up batch."""
     random = keyed(seed, "warmup noise", step)
-    rows: list[tuple[list[int], list[int]]] = []
+    examples: list[Row] = []
     batch = 1 + step * options.batch_size
-    while len(rows) < options.batch_size:
-        for row in task.train_rows(seed, batch):
-            prompt = task.encode(row, tokenizer)
-            answer = tokenizer.encode(str(row["answer"]), add_special_tokens=False)
-            wrong = random.random(len(answer)) < options.noise
-            drawn = random.choice(alphabet, len(answer))
-            noisy = [int(d) if w else a for a, d, w in zip(answer, drawn, wrong, strict=True)]
-            rows.append((prompt, [*noisy, tokenizer.eos_token_id]))
+    while len(examples) < options.batch_size:
+        examples += task.train_rows(seed, batch)
         batch += 1
-    rows = rows[: options.batch_size]
+    examples = examples[: options.batch_size]
+    answers = tokenizer([str(row["answer"]) for row in examples], add_special_tokens=False)["input_ids"]
+    rows: list[tuple[list[int], list[int]]] = []
+    for prompt, answer in zip(task.encode(examples, tokenizer), answers, strict=True):
+        wrong = random.random(len(answer)) < options.noise
+        drawn = random.choice(alphabet, len(answer))
+        noisy = [int(d) if w else a for a, d, w in zip(answer, drawn, wrong, strict=True)]
+        rows.append((prompt, [*noisy, tokenizer.eos_token_id]))
     width = max(len(p) + len(a) for p, a in rows)
     pad = tokenizer.pad_token_id
     ids = [[pad] * (width - len(p) - len(a)) + p + a for p, a in rows]

@@ -199,7 +199,7 @@ def test_rendering(format_name, system, prompt, text, tokenizer, make_task):
     row = {"prompt": prompt, "answer": "5"}
     task = make_task(rows(10), format=format_name, system=system)
     assert task.render(row, tokenizer) == text
-    assert tokenizer.decode(task.encode(row, tokenizer)) == text
+    assert tokenizer.decode(task.encode([row], tokenizer)[0]) == text
     assert row["prompt"] == prompt
 
 
@@ -211,7 +211,7 @@ def test_special_tokens_are_added_to_plain_text_alone(make_task):
     start = ("<eos>", made.eos_token_id)
     made.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<eos> $A", special_tokens=[start])
     row = {"prompt": "abc", "answer": ""}
-    plain, chat = (make_task(rows(10), format=name).encode(row, made) for name in ("plain", "chat"))
+    plain, chat = (make_task(rows(10), format=name).encode([row], made)[0] for name in ("plain", "chat"))
     assert plain[0] == made.eos_token_id
     assert made.eos_token_id not in chat
 

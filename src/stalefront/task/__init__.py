@@ -69,9 +69,15 @@ class Task(Choice):
         """Text the model is given for `row`."""
         return str(row["prompt"])
 
-    def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """Token ids of `render`, with the special tokens that the tokenizer starts a text with."""
-        ids: list[int] = tokenizer.encode(self.render(row, tokenizer))
+    @property
+    def special_tokens(self) -> bool:
+        """Whether the tokenizer adds the special tokens it starts a text with."""
+        return True
+
+    def encode(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+        """Token ids of every row's `render`."""
+        texts = [self.render(row, tokenizer) for row in rows]
+        ids: list[list[int]] = tokenizer(texts, add_special_tokens=self.special_tokens)["input_ids"]
         return ids
 
     def stop_text(self) -> str | None:

@@ -125,10 +125,10 @@ class File(Task):
             messages = [{"role": "system", "content": self.system}, *messages]
         return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
-    def encode(self, row: Row, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    @property
+    def special_tokens(self) -> bool:
         """A chat template spells out its special tokens itself; plain text gets the tokenizer's."""
-        ids: list[int] = tokenizer.encode(self.render(row, tokenizer), add_special_tokens=self.format == "plain")
-        return ids
+        return self.format == "plain"
 
     def stop_text(self) -> str | None:
         """`stop`."""
