@@ -15,7 +15,7 @@ smoke: $(VENV)/.run ## a 2 × 2 grid in under a minute
 	$(BIN)/python sweep.py -m sweep=smoke $(ARGS)
 
 test: $(VENV)/.dev ## everything but what needs a GPU or a Slurm cluster
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu and not slurm" $(PYTEST)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu and not slurm" -n 2 --dist loadfile --durations 15 $(PYTEST)
 
 lint: $(VENV)/.dev ## style
 	$(BIN)/ruff check .
