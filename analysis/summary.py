@@ -26,10 +26,12 @@ KIND_TEXT = {
 KIND_MEANING = {
     "stable": "reached its last step T without a zero window; it may still collapse later (right-censored at T)",
     "collapsed for good": "fell to zero and stayed there to the end of the run, or its parameters became non-finite",
-    "touched zero and recovered": "had at least one zero window, but the end of the run is not zero",
+    "touched zero and recovered": "had at least one zero window, but its last window has too many passes to be zero",
     "undecided": "missing, failed, unfinished, or too few samples to tell",
 }
 DONE = ("completed", "non-finite")
+# Assumed: what tells a run that came back from one that flickers just above zero. It decides no verdict.
+RECOVERED_SHARE = 0.5
 MAX_ROWS = 60
 # An interval end further away than this factor tells a reader no more than that there is none.
 FAR = 1e4
@@ -71,6 +73,13 @@ def kinds_table(table: pd.DataFrame) -> Table:
     found = table["kind"].value_counts()
     dead = int((table["end"] == "non-finite").sum())
     extra = {"collapsed for good": f" ({dead} non-finite)"} if dead else {}
+    recovered = table[table["kind"] == "touched zero and recovered"]
+    if len(recovered):
+        share = recovered["final_window_reward"].astype(float) / recovered["reward_start"].astype(float)
+        high = int((share >= RECOVERED_SHARE).sum())
+        extra["touched zero and recovered"] = (
+            f"; {high} of {len(recovered)} ended with at least {RECOVERED_SHARE:.0%} of the reward they started with"
+        )
     rows = [[KIND_TEXT[k], str(int(found.get(k, 0))), KIND_MEANING[k] + extra.get(k, "")] for k in KINDS]
     return Table(["kind", "cells", "meaning"], rows)
 
@@ -118,7 +127,7 @@ def differing_table(table: pd.DataFrame) -> Table:
                 touched,
                 str(r["dwell_steps"]),
                 str(r["n_dips"]),
-                show(r["reward_final"]),
+                f"{r['final_window_passes']} of {r['final_window_samples']}",
                 show(r["reward_start"]),
             ]
         )
@@ -129,8 +138,8 @@ def differing_table(table: pd.DataFrame) -> Table:
         "first at zero, in steps",
         "longest stay",
         "visits",
-        "reward at the end",
-        "at the start",
+        "passes in the last window",
+        "reward at the start",
     ]
     return capped(head, rows)
 

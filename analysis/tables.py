@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from stalefront.analysis.fits.regime import RegimeCall
 from stalefront.analysis.records import CellFiles, Json, Steps, read_cell, read_plan, read_steps
 from stalefront.analysis.settings import ReportSettings, arm_labels, fixed_settings, staleness
-from stalefront.analysis.verdicts import Curve, Verdict, kind_of
-from stalefront.analysis.verdicts.base import FloatArray
+from stalefront.analysis.verdicts import Curve, RemainsZero, Verdict, kind_of
+from stalefront.analysis.verdicts.base import FloatArray, pool
 
 MISSING = "missing"
 COSINE_BINS = 32
@@ -147,7 +147,7 @@ def _row(files: CellFiles, steps: Steps, settings: ReportSettings) -> tuple[Json
         "lr_sum_end": float(lr_sum[-1]) if len(lr_sum) else None,
         "lag_mean_updates": _finite_mean(steps.lag_mean),
         "lag_max_updates": float(np.nanmax(steps.lag_max)) if np.isfinite(steps.lag_max).any() else None,
-        **_rewards(curve),
+        **_rewards(curve, _window_samples(settings)),
         **_zero_fields(verdicts["first_zero"]),
     }
     for name, verdict in verdicts.items():
@@ -187,11 +187,20 @@ def _curve(steps: Steps, *, horizon: int, state: str) -> Curve:
     return Curve(steps.step[keep], steps.samples[keep], passes, steps.reward[keep], horizon, last, end)
 
 
-def _rewards(curve: Curve) -> Json:
-    """Reward at the first, last and highest point (single points, not pooled) and the samples behind a point."""
+def _window_samples(settings: ReportSettings) -> int:
+    """Samples that the default definition pools before it judges."""
+    return next(int(d.min_samples) for d in settings.definitions if isinstance(d, RemainsZero))
+
+
+def _rewards(curve: Curve, min_samples: int) -> Json:
+    """Reward at the first, last and highest point (single points, not pooled), and passes of the last full window."""
     n = len(curve.steps)
     finite = np.isfinite(curve.reward)
+    pooled = pool(curve, min_samples)
     return {
+        "final_window_passes": int(pooled.passes[-1]) if len(pooled) else None,
+        "final_window_samples": int(pooled.samples[-1]) if len(pooled) else None,
+        "final_window_reward": float(pooled.reward[-1]) if len(pooled) else None,
         "reward_start": float(curve.reward[0]) if n else None,
         "reward_final": float(curve.reward[-1]) if n else None,
         "reward_peak": float(curve.reward[finite].max()) if finite.any() else None,
