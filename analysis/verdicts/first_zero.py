@@ -9,8 +9,8 @@ import numpy as np
 from stalefront.analysis.verdicts.base import Curve, Verdict, before, non_finite, too_few
 from stalefront.analysis.verdicts.zero import (
     STARTS_AT_ZERO,
+    ZeroDefinition,
     ZeroWindows,
-    check_zero_fields,
     dips,
     window_evidence,
     zero_windows,
@@ -18,31 +18,16 @@ from stalefront.analysis.verdicts.zero import (
 
 
 @dataclass(frozen=True)
-class FirstZero:
+class FirstZero(ZeroDefinition):
     """The first window that is zero, after one that is not.
 
     Event in (last point before that window, first point of that window]. A run that is at zero from its start
     cannot fall to it and is undecidable until it has risen.
 
-    Parameters
-    ----------
-    max_rate : float
-        Highest pass rate called zero. Assumed: 1 %.
-    level : float
-        One-sided Clopper–Pearson confidence. Assumed: 95 %.
-    min_samples : int
-        Completions a window must hold. 299 without a pass show a rate below 1 % at 95 % (the "3/n" rule).
+    Thresholds: see ``ZeroDefinition``.
     """
 
-    max_rate: float = 0.01
-    level: float = 0.95
-    min_samples: int = 300
-
     name = "first_zero"
-
-    def __post_init__(self) -> None:
-        """Refuse thresholds that make no sense."""
-        check_zero_fields("FirstZero", self.max_rate, self.level, self.min_samples)
 
     @property
     def sentence(self) -> str:

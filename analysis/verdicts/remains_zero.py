@@ -10,8 +10,8 @@ from stalefront.analysis.verdicts.base import Curve, Verdict, before, non_finite
 from stalefront.analysis.verdicts.first_zero import first_fall
 from stalefront.analysis.verdicts.zero import (
     STARTS_AT_ZERO,
+    ZeroDefinition,
     ZeroWindows,
-    check_zero_fields,
     dips,
     window_evidence,
     zero_windows,
@@ -19,28 +19,17 @@ from stalefront.analysis.verdicts.zero import (
 
 
 @dataclass(frozen=True)
-class RemainsZero:
+class RemainsZero(ZeroDefinition):
     """Every full window from the event to the end of the run is zero, and there is at least one.
 
     Event in (last point before the first of them, its first point]. The end of the run is the horizon: a run that
     would recover later is not seen to (the definition is itself censored at T). A run that stopped early without
     being finished while at zero is undecidable, since it may have recovered.
 
-    Parameters
-    ----------
-    max_rate, level, min_samples
-        As in ``first_zero``.
+    Thresholds: see ``ZeroDefinition``.
     """
 
-    max_rate: float = 0.01
-    level: float = 0.95
-    min_samples: int = 300
-
     name = "remains_zero"
-
-    def __post_init__(self) -> None:
-        """Refuse thresholds that make no sense."""
-        check_zero_fields("RemainsZero", self.max_rate, self.level, self.min_samples)
 
     @property
     def sentence(self) -> str:

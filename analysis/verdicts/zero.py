@@ -35,6 +35,29 @@ class ZeroWindows:
         return covered
 
 
+@dataclass(frozen=True)
+class ZeroDefinition:
+    """What counts as zero, for the definitions that are about reaching it.
+
+    Parameters
+    ----------
+    max_rate : float
+        Highest pass rate called zero. Assumed: 1 %.
+    level : float
+        One-sided Clopper–Pearson confidence. Assumed: 95 %.
+    min_samples : int
+        Completions a window must hold. 299 without a pass show a rate below 1 % at 95 % (the "3/n" rule).
+    """
+
+    max_rate: float = 0.01
+    level: float = 0.95
+    min_samples: int = 300
+
+    def __post_init__(self) -> None:
+        """Refuse thresholds that make no sense."""
+        check_zero_fields(type(self).__name__, self.max_rate, self.level, self.min_samples)
+
+
 def zero_windows(curve: Curve, *, max_rate: float, level: float, min_samples: int) -> ZeroWindows:
     """Mark the windows whose pass rate is shown to be at most ``max_rate``.
 
