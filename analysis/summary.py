@@ -26,8 +26,8 @@ KIND_TEXT = {
 KIND_MEANING = {
     "stable": "reached its last step T without a zero window; it may still collapse later (right-censored at T)",
     "collapsed for good": "fell to zero and stayed there to the end of the run, or its parameters became non-finite",
-    "touched zero and recovered": "had at least one zero window, but its last window has too many passes to be zero",
-    "undecided": "missing, failed, unfinished, or too few samples to tell",
+    "touched zero and recovered": "had at least one zero window, and its last window is shown to be above zero",
+    "undecided": "missing, failed, unfinished, or too few samples or passes to tell",
 }
 DONE = ("completed", "non-finite")
 # Assumed: what tells a run that came back from one that flickers just above zero. It decides no verdict.

@@ -162,6 +162,12 @@ def clopper_pearson_upper(passes: IntArray, samples: IntArray, level: float) -> 
     return np.where(k >= n, 1.0, upper)
 
 
+def clopper_pearson_lower(passes: IntArray, samples: IntArray, level: float) -> FloatArray:
+    """One-sided lower confidence bound of a pass rate: the mirror image of ``clopper_pearson_upper``."""
+    failures = np.asarray(samples) - np.asarray(passes)
+    return 1.0 - clopper_pearson_upper(failures, samples, level)
+
+
 def check_range(owner: str, field: str, value: float, low: float, high: float, hint: str) -> None:
     """Raise unless low < value < high, naming field, value, what is legal and the way out."""
     if not low < value < high:

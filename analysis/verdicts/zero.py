@@ -14,6 +14,7 @@ from stalefront.analysis.verdicts.base import (
     Pooled,
     check_min_samples,
     check_range,
+    clopper_pearson_lower,
     clopper_pearson_upper,
     pool,
 )
@@ -21,11 +22,15 @@ from stalefront.analysis.verdicts.base import (
 
 @dataclass(frozen=True)
 class ZeroWindows:
-    """The full windows of a curve and which of them are zero; ``upper`` and ``zero`` have shape (W,)."""
+    """The full windows of a curve, which of them are shown to be zero, and which to be above; arrays of shape (W,).
+
+    A window that is neither cannot be told from zero with the samples it holds.
+    """
 
     pooled: Pooled
     upper: FloatArray
     zero: BoolArray
+    above: BoolArray
 
     def at_zero(self, n_points: int) -> BoolArray:
         """Which of the curve's points lie in at least one zero window, shape (V,)."""
@@ -59,14 +64,16 @@ class ZeroDefinition:
 
 
 def zero_windows(curve: Curve, *, max_rate: float, level: float, min_samples: int) -> ZeroWindows:
-    """Mark the windows whose pass rate is shown to be at most ``max_rate``.
+    """Mark the windows whose pass rate is shown to be at most ``max_rate``, and those shown to be higher.
 
-    zero ⇔ upper(passes, samples; level) ≤ max_rate, both pooled over the window. An all-zero point alone is no
-    evidence: with n samples it happens with probability (1 − p)ⁿ at pass rate p.
+    zero ⇔ upper(passes, samples; level) ≤ max_rate, above ⇔ lower(passes, samples; level) > max_rate, pooled over
+    the window. An all-zero point alone is no evidence of zero: with n samples it happens with probability (1 − p)ⁿ
+    at pass rate p. Nor is a single pass evidence of a recovery.
     """
     pooled = pool(curve, min_samples)
     upper = clopper_pearson_upper(pooled.passes, pooled.samples, level)
-    return ZeroWindows(pooled, upper, upper <= max_rate)
+    lower = clopper_pearson_lower(pooled.passes, pooled.samples, level)
+    return ZeroWindows(pooled, upper, upper <= max_rate, lower > max_rate)
 
 
 def check_zero_fields(owner: str, max_rate: float, level: float, min_samples: int) -> None:
@@ -90,7 +97,7 @@ def dips(curve: Curve, windows: ZeroWindows) -> dict[str, Any]:
     dict
         ``n_dips``; ``dwell_steps``, learner steps from the first to the last point of the longest visit;
         ``t_last_zero``, learner step of the last point at zero, or None; ``recovered``, whether zero was touched
-        and the last full window is not zero.
+        and the last full window is shown to be above it.
     """
     covered = windows.at_zero(len(curve.steps))
     edges = np.diff(np.concatenate([[0], covered.astype(np.int8), [0]]))
@@ -100,7 +107,7 @@ def dips(curve: Curve, windows: ZeroWindows) -> dict[str, Any]:
         "n_dips": len(starts),
         "dwell_steps": int(lengths.max()) if len(starts) else 0,
         "t_last_zero": int(curve.steps[stops[-1]]) if len(starts) else None,
-        "recovered": bool(len(starts) and not windows.zero[-1]),
+        "recovered": bool(len(starts) and windows.above[-1]),
     }
 
 

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from stalefront.analysis.verdicts import FirstZero, RemainsZero, kind_of
-from stalefront.analysis.verdicts.base import clopper_pearson_upper
+from stalefront.analysis.verdicts.base import clopper_pearson_lower, clopper_pearson_upper
 
 UP, Z = 40, 0  # passes of 128 in a point that is alive, and in one at zero
 
@@ -26,7 +26,37 @@ CASES = {
     "three at the end do": ([UP] * 4 + [Z] * 3, "horizon", (True, (12, 16)), (True, (12, 16))),
     "flicker above one per cent is not zero": ([UP] * 3 + [2] * 6, "horizon", (False, None), (False, None)),
     "one pass in 384 is not shown to be below one per cent": ([UP, UP, 1, 0, 0], "horizon", (False,), (False,)),
-    "one late pass undoes the end": ([UP] * 3 + [Z] * 5 + [1], "horizon", (True, (8, 12)), (False, None)),
+    "one late pass neither moves nor undoes the end": (
+        [UP] * 3 + [Z] * 5 + [1],
+        "horizon",
+        (True, (8, 12)),
+        (True, (8, 12)),
+    ),
+    "one pass in thousands of samples": (
+        [UP] * 3 + [Z] * 33 + [1, 0, 0, 0],
+        "horizon",
+        (True, (8, 12)),
+        (True, (8, 12)),
+    ),
+    "a few passes at the end are neither zero nor a recovery": (
+        [UP] * 3 + [Z] * 3 + [2, 2, 3],
+        "horizon",
+        (True, (8, 12)),
+        (None,),
+    ),
+    # lower bound of 8 passes in 384: .0104
+    "eight passes in the last window are a recovery": (
+        [UP] * 3 + [Z] * 3 + [2, 3, 3],
+        "horizon",
+        (True, (8, 12)),
+        (False, None),
+    ),
+    "a visit above zero in between counts, a stray pass does not": (
+        [UP] * 2 + [Z] * 4 + [UP] + [Z] * 3 + [1] + [Z] * 4,
+        "horizon",
+        (True, (4, 8)),
+        (True, (24, 28)),
+    ),
     "never above zero": ([Z] * 8, "horizon", (None,), (None,)),
     "starts at zero, rises, falls": ([Z] * 4 + [UP] * 3 + [Z] * 4, "horizon", (True, (24, 28)), (True, (24, 28))),
     "too few samples in all": ([UP, Z], "horizon", (None,), (None,)),
@@ -52,7 +82,16 @@ def test_event_and_interval(curve, name, definition):
     assert verdict.threshold == {"max_rate": 0.01, "level": 0.95, "min_samples": 300}
 
 
+def test_lower_bound_mirrors_the_upper_one():
+    assert clopper_pearson_lower(np.array([0]), np.array([384]), 0.95)[0] == 0.0
+    # The l that solves P(X >= 8 | 384, l) = .05.
+    lower = clopper_pearson_lower(np.array([8]), np.array([384]), 0.95)[0]
+    assert stats.binom.sf(7, 384, lower) == pytest.approx(0.05)
+    assert lower > 0.01 > clopper_pearson_lower(np.array([7]), np.array([384]), 0.95)[0]
+
+
 def test_undecidable_says_why(curve):
+    assert "7 passes in the last 384" in RemainsZero()(curve([UP] * 3 + [Z] * 3 + [2, 2, 3])).evidence["reason"]
     assert "n=256" in FirstZero()(curve([UP, Z])).evidence["reason"]
     assert "from the first window on" in RemainsZero()(curve([Z] * 9)).evidence["reason"]
     assert "step 28" in RemainsZero()(curve([UP] * 3 + [Z] * 5, end="running")).evidence["reason"]
