@@ -14,13 +14,18 @@ from typing import Any
 import numpy as np
 
 from stalefront.analysis.verdicts.base import BoolArray, FloatArray, IntArray
+from stalefront.claims import is_live, latest
+from stalefront.paths import CellPaths
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class CellFiles:
-    """What the small files of one planned cell say; ``attempt`` files of earlier attempts are not read."""
+    """What the small files of one planned cell say; ``attempt`` files of earlier attempts are not read.
+
+    ``claimed`` is the newest attempt that a process has claimed (0 for none), ``live`` whether that process may run.
+    """
 
     cell_id: str
     cell: Json
@@ -28,6 +33,8 @@ class CellFiles:
     status: Json
     outcome: Json
     problems: tuple[str, ...]
+    claimed: int = 0
+    live: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,13 +97,17 @@ def read_plan(sweep_dir: Path) -> Json:
 
 
 def read_cell(sweep_dir: Path, cell_id: str, planned: Json) -> CellFiles:
-    """Read config, status and outcome of a planned cell; the plan's copy stands in for a directory that is gone."""
+    """Read the small files of a planned cell; the plan's copy of it stands in for a directory that is gone."""
     directory = sweep_dir / "cells" / cell_id
     config, p1 = read_json(directory / "config.json")
     status, p2 = read_json(directory / "status.json")
     outcome, p3 = read_json(directory / "outcome.json")
     cell = config.get("cell") or planned.get("cell") or {}
-    return CellFiles(cell_id, cell, directory, status, outcome, tuple(p for p in (p1, p2, p3) if p is not None))
+    problems = tuple(p for p in (p1, p2, p3) if p is not None)
+    paths = CellPaths(directory)
+    claim = latest(paths)
+    live = claim is not None and is_live(paths, claim)
+    return CellFiles(cell_id, cell, directory, status, outcome, problems, claim.attempt if claim else 0, live)
 
 
 def read_steps(path: Path, reward: str) -> Steps:

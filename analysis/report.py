@@ -194,6 +194,8 @@ def _headline(sweep: SweepTable, fits: dict[str, Fits]) -> list[str]:
     found = table["kind"].value_counts()
     kinds = ", ".join(f"{int(found.get(k, 0))} {text}" for k, text in summary.KIND_TEXT.items())
     out = [f"{narrative.plural(len(table), 'cell')} planned ({summary.states_text(table)}): {kinds}."]
+    if found.get("undecided", 0) == len(table):
+        out.append(summary.why_undecided(table))
     for arm in list(fits)[:4]:
         text, judgement = narrative.slope_of(fits[arm][("firth", DEFAULT)], fits[arm].get(("s_eta", DEFAULT)))
         prefix = f"{arm}: " if len(fits) > 1 else ""

@@ -11,7 +11,7 @@ import pandas as pd
 
 from stalefront.analysis.fits.base import Constant, Fit
 from stalefront.analysis.fits.regime import REGIMES
-from stalefront.analysis.narrative import show, slope_of, with_interval
+from stalefront.analysis.narrative import plural, show, slope_of, with_interval
 from stalefront.analysis.settings import Json
 from stalefront.analysis.tables import SweepTable
 from stalefront.analysis.verdicts import DEFAULT, KINDS
@@ -111,6 +111,27 @@ def unfinished_table(table: pd.DataFrame) -> Table:
 def progress(row: dict[Any, Any]) -> str:
     """Last step of a cell out of its horizon."""
     return f"{'–' if row['last_step'] is None else row['last_step']} of {row['steps']}"
+
+
+def why_undecided(table: pd.DataFrame) -> str:
+    """The most common reason why cells are undecided, with its count; for tables in which none is decided."""
+    reasons = table.apply(_undecided_because, axis=1)
+    found = reasons.value_counts()
+    reason = min(found.index, key=lambda text: (-int(found[text]), text))
+    text = f"No cell is decided. {'The' if len(found) == 1 else 'The most common'} reason, in {int(found[reason])} of "
+    text += f"{plural(len(table), 'cell')}: {reason}."
+    no_window = table[(reasons == reason) & table["state"].isin(DONE)]["final_window_samples"].isna()
+    if len(no_window) and no_window.all():
+        text += " Raise validation.num_samples, lower validation.every, or run more learner steps."
+    return text
+
+
+def _undecided_because(row: pd.Series[Any]) -> str:
+    """Reason of one undecided cell: its state where it has not finished, else what the default definition says."""
+    if row["state"] not in DONE:
+        return f"the cell is {row['state']}" + (f" ({row['reason']})" if row["reason"] else "")
+    reason = json.loads(row[f"{DEFAULT}_evidence"]).get("reason") or f"it ended early ({row['end']})"
+    return str(reason).removeprefix("undecidable: ")
 
 
 def differing_table(table: pd.DataFrame) -> Table:

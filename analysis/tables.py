@@ -158,12 +158,19 @@ def _row(files: CellFiles, steps: Steps, settings: ReportSettings) -> tuple[Json
 
 
 def _state(files: CellFiles) -> tuple[str, str]:
-    """State of a cell and why: from the outcome, unless the status tells of a later attempt."""
+    """State of a cell and why: from the outcome, unless claim or status tell of a later attempt.
+
+    A status stays ``running`` when its process is killed; that nobody runs the cell is then seen from the claim.
+    """
     status, outcome = files.status, files.outcome
     notes = list(files.problems)
-    if outcome.get("state") and outcome.get("attempt", 0) >= status.get("attempt", 0):
+    attempt = status.get("attempt") or 0
+    if outcome.get("state") and (outcome.get("attempt") or 0) >= max(attempt, files.claimed):
         text = outcome.get("reason") or _last_line(outcome.get("error"))
         return str(outcome["state"]), "; ".join([*([str(text)] if text else []), *notes])
+    if files.claimed > attempt or (files.claimed and status.get("state") == "running"):
+        state, why = ("running", []) if files.live else ("interrupted", ["its process ended without a word"])
+        return state, "; ".join([*why, *notes])
     if status.get("state"):
         return str(status["state"]), "; ".join([*([str(status["reason"])] if status.get("reason") else []), *notes])
     if files.directory.is_dir():

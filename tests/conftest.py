@@ -112,9 +112,15 @@ def keep_signals() -> Iterator[None]:
 def run_in(cache_dir: Path, keep_signals: None) -> Callable[..., Ran]:
     """`run_in(folder, cell, checkpoint_every=64)`: run or continue a cell in `folder`, in this process."""
 
-    def run(root: Path, cell: Cell, *, checkpoint_every: int | str = 64, attempt: int = 1) -> Ran:
+    def run(
+        root: Path, cell: Cell, *, checkpoint_every: int | str = 64, attempt: int = 1, keep_checkpoint: bool = True
+    ) -> Ran:
         paths = CellPaths(root)
-        options = {"checkpoint_every": checkpoint_every, "cache_dir": str(cache_dir)}
+        options = {
+            "checkpoint_every": checkpoint_every,
+            "cache_dir": str(cache_dir),
+            "keep_checkpoint": keep_checkpoint,
+        }
         write_json(paths.config, {"cell_id": cell.cell_id, "cell": cell.as_dict(), "run": options})
         outcome = run_cell(root, attempt=attempt)
         assert outcome == read_json(paths.outcome)

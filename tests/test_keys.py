@@ -10,6 +10,7 @@ def test_rows_do_not_depend_on_the_batch_they_are_in():
     few = uniforms_BT(3, "rollout", 7, rows=5, length=6)
     assert np.array_equal(many[:5], few)
     assert np.array_equal(many[:, :4], uniforms_BT(3, "rollout", 7, rows=64, length=4))
+    assert np.array_equal(many[5:9], uniforms_BT(3, "rollout", 7, rows=4, length=6, first_row=5))
 
 
 def test_every_part_of_the_key_counts():

@@ -88,3 +88,10 @@ def test_the_outcome_says_what_computed_it(make_cell, run_in, tmp_path):
     assert set(outcome["versions"]) == {"python", "torch", "transformers", "trl", "stalefront"}
     assert outcome["attempt"] == 1
     assert outcome["resumed_from_step"] == 0
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_finished_cells_checkpoint_is_kept_only_when_asked_for(keep, make_cell, run_in, tmp_path):
+    ran = run_in(tmp_path, make_cell(), checkpoint_every=5, keep_checkpoint=keep)
+    assert ran.outcome["state"] == "completed"
+    assert ran.paths.checkpoint.exists() == keep

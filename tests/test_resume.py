@@ -125,3 +125,41 @@ def test_every_kind_of_state_is_in_the_checkpoint(overrides, make_cell, run_in, 
     ran = run_in(paths.root, cell, checkpoint_every=5, attempt=2)
     assert ran.outcome["resumed_from_step"] == 10
     assert numbers(ran.rows) == numbers(whole.rows)
+
+
+def half_way(make_cell, run_in, root):
+    """A cell of 12 steps with a checkpoint at 10, and its records."""
+    cell = make_cell(steps=12, **{"model.warmup.steps": 20})
+    return cell, run_in(root, cell, checkpoint_every=5)
+
+
+@pytest.mark.parametrize("damage", ["rows gone", "file gone", "checkpoint torn", "checkpoint empty"])
+def test_a_checkpoint_that_cannot_be_continued_is_set_aside(damage, make_cell, run_in, tmp_path, numbers):
+    cell, whole = half_way(make_cell, run_in, tmp_path)
+    paths = whole.paths
+    if damage == "rows gone":
+        paths.steps.write_text("".join(paths.steps.read_text().splitlines(keepends=True)[:3]))
+    elif damage == "file gone":
+        paths.steps.unlink()
+    else:
+        whole_file = paths.checkpoint.read_bytes()
+        paths.checkpoint.write_bytes(whole_file[: len(whole_file) // 2] if damage == "checkpoint torn" else b"")
+    again = run_in(tmp_path, cell, checkpoint_every=5, attempt=2)
+    assert again.outcome["state"] == "completed"
+    assert again.outcome["resumed_from_step"] == 0
+    assert again.outcome["warnings"][0].startswith("started over: ")
+    assert (paths.attempt(1) / "state.pt").exists()
+    assert numbers(again.rows) == numbers(whole.rows)
+
+
+def test_killed_between_the_last_checkpoint_and_the_outcome(make_cell, run_in, tmp_path, numbers):
+    cell = make_cell(steps=10, **{"model.warmup.steps": 20})
+    whole = run_in(tmp_path, cell, checkpoint_every=5)
+    whole.paths.outcome.unlink()
+    again = run_in(tmp_path, cell, checkpoint_every=5, attempt=2)
+    for key in ("state", "last_step", "steps"):
+        assert again.outcome[key] == whole.outcome[key]
+    assert again.outcome["resumed_from_step"] == 10
+    status = read_json(again.paths.status)
+    assert (status["step"], status["reward_val"]) == (10, whole.rows[-1]["reward_val"])
+    assert numbers(again.rows) == numbers(whole.rows)

@@ -12,8 +12,8 @@ PLAIN = {
     "kind": "sgd",
     "lr": 0.5,
     "warmup_steps": 0,
-    "betas": [0.9, 0.95],
-    "eps": 1e-8,
+    "betas": None,
+    "eps": None,
     "weight_decay": 0.0,
     "max_grad_norm": None,
     "grad_accum": 1,
@@ -34,6 +34,8 @@ def apply(updater: Updater, model: Point, gradient: list[float], step: int, scal
 
 def updater(**options):
     model = Point()
+    if options.get("kind") == "adamw":
+        options = {"betas": [0.9, 0.95], "eps": 1e-8} | options
     return Updater(model, Optimizer.from_mapping(PLAIN | options)), model
 
 

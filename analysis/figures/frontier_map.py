@@ -177,7 +177,7 @@ def _label(axes: Axes, row: Any, x: float, y: float, face: Any, *, dark: bool) -
     """Counts of a cell, or the state of a cell without any; the halo keeps hatches and lines off the letters."""
     label = f"{row.n_collapsed}/{row.n_decided}" if row.n_decided else row.states.split(",")[0].split(" ", 1)[-1]
     colour = "white" if dark else INK
-    effects = [withStroke(linewidth=2.2, foreground=face)]
+    effects = [withStroke(linewidth=4.5, foreground=face)]
     axes.text(
         x,
         y,

@@ -134,6 +134,9 @@ def _limits(frame: pd.DataFrame) -> tuple[float, float]:
     rewards = pd.to_numeric(frame[frame["layer"].isin(("line", "band"))]["reward"]).to_numpy(dtype=np.float64)
     finite = rewards[np.isfinite(rewards)]
     lo, hi = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    if lo >= 0 and hi <= 1:
+        # A share: the whole of it, so that runs at zero look like runs at zero.
+        lo, hi = 0.0, 1.0
     pad = 0.08 * max(hi - min(lo, 0.0), 1e-6)
     return min(lo, 0.0) - pad, hi + 2 * pad
 

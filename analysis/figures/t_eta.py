@@ -47,7 +47,7 @@ def data(table: pd.DataFrame, arm: str, fits: list[Fit]) -> pd.DataFrame:
             if row["collapsed"] is True and row["S"] is not None:
                 lo, hi = float(row["t_eta_lo"]), float(row["t_eta_hi"])
                 rows.append({**base, "layer": "event", "lo": lo, "mid": (lo + hi) / 2, "hi": hi})
-            elif row["censor_t_eta"] is not None and row["S"] is not None:
+            elif row["collapsed"] is False and row["censor_t_eta"] is not None and row["S"] is not None:
                 rows.append({**base, "layer": "censored", "mid": row["censor_t_eta"], "censor": ends[row["cell_id"]]})
         rows.extend(
             {
@@ -72,7 +72,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         runs = frame[frame["layer"] != "mean"]
         if runs.empty:
             figure = new_figure(5, 1.5)
-            empty(figure.subplots(), "no run has spent any learning rate yet")
+            empty(figure.subplots(), "no run is decided yet")
             return figure
         figure = new_figure(9.2, 4.3)
         panels = figure.subplots(1, 2, sharex=True, sharey=True)

@@ -3,7 +3,7 @@
 Notation (collapsed cells only, n of them): x = representative t·η, the midpoint of the event interval in Σ lr
 (plain t·η at a constant rate); t its midpoint in learner steps. The paper's law is t·η = const
 (arXiv 2607.01083 §4.3), conditional on collapse: every number here is, and the cells that did not collapse are
-reported as right-censored values, never left out in silence.
+reported as right-censored values, those that cannot be decided as a count, never left out in silence.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def fit_t_eta(frame: pd.DataFrame, *, definition: str, arm: str, level: float = 
     events = known[known["collapsed"]]
     usable, t_eta, t = _representative(events)
     notes = [] if len(usable) == len(events) else [f"{len(events) - len(usable)} event(s) at t·η = 0 have no logarithm"]
-    censored = frame[frame["collapsed"].map(lambda c: c is not True)]["censor_t_eta"].dropna().astype(float)
+    # Whether an undecided run survived is not known: it is no right-censored one.
+    censored = known[~known["collapsed"]]["censor_t_eta"].dropna().astype(float)
     constants: dict[str, Constant] = {}
     kind = "none"
     if len(usable):

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 CONFIG_ERROR = 2
@@ -39,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     command = sys.argv
     try:
         # With the variable Hydra raises what it would print with a traceback and exit code 1.
-        with environment({"HYDRA_FULL_ERROR": "1"}):
+        with environment({"HYDRA_FULL_ERROR": "1"}), working_directory_importable():
             return _hydra([*arguments])
     except (ValueError, HydraException, OmegaConfBaseException) as error:
         if debug or not (isinstance(error, OptionError | HydraException | OmegaConfBaseException) or _of_hydra(error)):
@@ -55,6 +56,22 @@ def run(arguments: Sequence[str]) -> int:
         return 128 + signal.SIGINT
     finally:
         sys.argv = command
+
+
+@contextmanager
+def working_directory_importable() -> Iterator[None]:
+    """Let `task.reward_function=module:f` name a module beside the data, wherever `sweep.py` lies.
+
+    Cells' processes get the path with everything else that multiprocessing prepares. It comes last, so that nothing
+    in the working directory stands in for an installed module.
+    """
+    before = [*sys.path]
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _hydra(arguments: list[str]) -> int:

@@ -92,7 +92,7 @@ class RolloutBatch:
 class LossInputs:
     """What a surrogate and a correction may look at; off-mask entries are 0 and carry no gradient.
 
-    `advantage_B` is one number a sequence; `logp_ref_BT` is None when there is no KL term.
+    `advantage_B` is one number a sequence; `logp_ref_BT` is None where no reference is known.
     """
 
     logp_theta_BT: Tensor

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from stalefront.task import Row
 
 
-# Prompts sampled side by side in a validation; a bound on memory, of no influence on the numbers.
+# Prompts sampled side by side in a validation, a bound on memory. A row's random numbers do not depend on it; the last
+# bits of its log-probs may, as with any shape of a forward.
 VALIDATION_CHUNK = 128
 
 
@@ -96,6 +97,21 @@ def row_slices(cell: Cell, device: torch.device) -> list[list[torch.Tensor]]:
     return [list(part.chunk(cell.optimizer.grad_accum)) for part in rows.chunk(cell.delay.parts_per_batch)]
 
 
+def check_identity(cell: Cell, cell_id: str) -> None:
+    """Raise `OptionError` when `cell`, read from its record, is not the cell that the id was made from.
+
+    The record is the same, so the files it names are not: a cell must never run on other data than it was planned with.
+    """
+    if cell.cell_id == cell_id:
+        return
+    legal = f"what it was when cell {cell_id} was planned"
+    for choice in (cell.model, cell.task):
+        for field, path in choice.sources().items():
+            way_out = f"{path.absolute()} or the record was edited: the sweep's command plans it as a new cell."
+            raise OptionError(choice.key(field), str(getattr(choice, field)), legal, way_out)
+    raise OptionError("cell_id", cell.cell_id, cell_id, "The record of this cell was edited: plan it again.")
+
+
 def check_pairs(cell: Cell) -> None:
     """Refuse combinations of options that cannot work, count something twice, or can never act."""
     prompts, parts = cell.task.num_prompts, cell.delay.parts_per_batch
@@ -126,33 +142,3 @@ def _check_anchor(cell: Cell, name: str, anchor: str) -> None:
             "a ratio that the loss does not hold already",
             f"loss={cell.loss.choice()} holds {cell.loss.ratio}; use loss=reinforce, which has none.",
         )
-
-
-def preflight(cells: list[Cell]) -> None:
-    """Look up, once each, what only the outside can tell: hub checkpoints and the device."""
-    for checkpoint in sorted({str(c.model.checkpoint) for c in cells if c.model.is_hub_id}):
-        _check_hub(checkpoint)
-    for device in sorted({c.device for c in cells} - {"cpu"}):
-        _check_device(device)
-
-
-def _check_hub(checkpoint: str) -> None:
-    from transformers import AutoConfig
-
-    try:
-        AutoConfig.from_pretrained(checkpoint)
-    except (OSError, ValueError) as error:
-        legal = "a model that the hub, its local cache, or a folder has"
-        reason = str(error).splitlines()[0]
-        raise OptionError("model.checkpoint", checkpoint, legal, f"Looking it up gave: {reason}") from error
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    kind, _, index = device.partition(":")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        found = f"{torch.cuda.device_count()} CUDA devices are here"
-        raise OptionError("device", device, "cpu, or a CUDA device that is here", f"{found}.")
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise OptionError("device", device, "cpu, or mps on a machine that has it")

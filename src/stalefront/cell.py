@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,10 @@ from stalefront.loss import Loss
 from stalefront.model import Model
 from stalefront.optimizer import Optimizer
 from stalefront.task import Task
+
+# Seeds that every consumer takes: NumPy and transformers refuse larger ones.
+MAX_SEED = 2**32 - 1
+DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
 
 GROUPS = ("model", "task", "delay", "loss", "engine")
 
@@ -73,11 +78,12 @@ class Cell(Choice):
 
     def check(self) -> None:
         """Counts, the device's form, and the pairs of options that cannot be combined."""
-        self.require(self.seed >= 0, "seed", "a whole number of at least 0")
+        self.require(0 <= self.seed <= MAX_SEED, "seed", f"a whole number from 0 to {MAX_SEED}")
         self.require(is_count(self.steps), "steps", "a whole number of at least 1")
         self.require(is_count(self.threads), "threads", "a whole number of at least 1")
-        kind = self.device.split(":")[0]
-        self.require(kind in ("cpu", "cuda", "mps"), "device", "cpu, cuda, cuda:<index> or mps")
+        legal = "cpu, cuda, cuda:<index> or mps"
+        self.require(bool(DEVICE.fullmatch(self.device)), "device", legal, "An index is a whole number, as in cuda:0.")
+        refuse_repeats("correction", [correction.choice() for correction in self.correction])
         from stalefront.build import check_pairs
 
         check_pairs(self)
@@ -95,8 +101,8 @@ class Cell(Choice):
 
     @cached_property
     def cell_id(self) -> str:
-        """Twelve hex digits of the hash of `as_dict`, fields at their neutral value left out."""
-        return identity(self.as_dict())
+        """Twelve hex digits of the hash of `identity`, fields at their neutral value left out."""
+        return identity(self.identity())
 
     @property
     def S(self) -> int:
@@ -105,7 +111,7 @@ class Cell(Choice):
 
 
 def identity(cell: Mapping[str, Any], neutral: Mapping[str, Any] | None = None) -> str:
-    """Hash of a cell's plain form; see `NEUTRAL`."""
+    """Hash of `Cell.identity`; see `NEUTRAL`."""
     pruned = json.loads(json.dumps(cell))
     for path, value in (NEUTRAL if neutral is None else neutral).items():
         *parents, leaf = path.split(".")
@@ -116,6 +122,29 @@ def identity(cell: Mapping[str, Any], neutral: Mapping[str, Any] | None = None) 
             del node[leaf]
     text = json.dumps(pruned, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def stored_identity(stored: Mapping[str, Any], cell: Cell) -> str:
+    """Hash of a recorded `as_dict`, where the files it names are taken to hold what those of `cell` hold.
+
+    A file that has moved since keeps the id, and one that is gone needs not be read.
+    """
+    plain: dict[str, Any] = dict(stored)
+    for group in GROUPS:
+        choice, recorded = getattr(cell, group), stored.get(group)
+        if choice.sources() and isinstance(recorded, Mapping):
+            ours, named = choice.identity(), choice.as_dict()
+            # Fields that say where a file lies, and what stands in their place.
+            moved = {key for key in named if key not in ours or ours[key] != named[key]}
+            content = {key: value for key, value in ours.items() if key not in named or key in moved}
+            plain[group] = {key: value for key, value in recorded.items() if key not in moved} | content
+    return identity(plain)
+
+
+def refuse_repeats(group: str, names: list[str]) -> None:
+    """Raise `OptionError` when a list of choices names one twice: a repeat has no key of its own to be set by."""
+    if len(set(names)) < len(names):
+        raise OptionError(group, names, "a list that names each choice once", "Remove the repeat.")
 
 
 def make_choice(group: str, config: Any) -> Any:

@@ -7,7 +7,8 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Self
 
 
@@ -65,8 +66,22 @@ class Choice:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain, JSON-ready mapping; choices of a group carry their name under `choice`."""
+        return self._fields(_plain)
+
+    def _fields(self, form: Callable[[Any], Any]) -> dict[str, Any]:
         named = {"choice": self.choice()} if self.group() else {}
-        return named | {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return named | {f.name: form(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    def identity(self) -> dict[str, Any]:
+        """What the hash of a cell is made from: `as_dict`, unless a field only says where something lies.
+
+        A choice that names files overrides this: what they hold counts, and the path does not.
+        """
+        return self._fields(_identity)
+
+    def sources(self) -> dict[str, Path]:
+        """Files and folders on this machine whose content is part of `identity`, by the field that names them."""
+        return {}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -110,6 +125,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     return value
+
+
+def _identity(value: Any) -> Any:
+    if isinstance(value, Choice):
+        return value.identity()
+    if isinstance(value, tuple | list):
+        return [_identity(v) for v in value]
+    return _plain(value)
 
 
 def _settle(hint: Any, value: Any, path: str) -> Any:

@@ -19,13 +19,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from stalefront.build import preflight
-from stalefront.cell import Cell
+from stalefront.cell import Cell, refuse_repeats
 from stalefront.choice import OptionError
+from stalefront.preflight import preflight
 from stalefront.session import parse_interval
 
 # Parts of the configuration that no cell sees.
 OUTSIDE = ("hydra", "sweep", "run")
+RUN_OPTIONS = ("checkpoint_every", "keep_checkpoint", "cache_dir")
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,10 @@ class Composer:
         options = self.options(override.key_or_group)
         if options and not isinstance(override.value(), str | list):
             raise OptionError(override.key_or_group, override.value(), f"one of {', '.join(options)}")
+        chosen = override.value()
+        if options and isinstance(chosen, list):
+            # Hydra merges a repeat into its first mention.
+            refuse_repeats(override.key_or_group, [str(name) for name in chosen])
         return bool(options)
 
     def variant(self, structural: tuple[str, ...]) -> Variant:
@@ -211,7 +216,9 @@ def _cell(config: Mapping[str, Any]) -> Cell:
 
 def _run_options(config: Mapping[str, Any]) -> dict[str, Any]:
     run = dict(config.get("run") or {})
-    for key in run.keys() - {"checkpoint_every", "cache_dir"}:
-        raise OptionError(f"run.{key}", run[key], "checkpoint_every or cache_dir", "Remove this key.")
+    for key in run.keys() - set(RUN_OPTIONS):
+        raise OptionError(f"run.{key}", run[key], f"one of {', '.join(RUN_OPTIONS)}", "Remove this key.")
+    if type(run["keep_checkpoint"]) is not bool:
+        raise OptionError("run.keep_checkpoint", run["keep_checkpoint"], "true or false")
     parse_interval(run["checkpoint_every"])
     return run

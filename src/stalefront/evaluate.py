@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from stalefront.build import Parts
     from stalefront.cell import Cell
 
+# Keys the random numbers of validations: another text would move every recorded one.
+VALIDATION = "validation 0"
+
 
 def batch_columns(batch: RolloutBatch, advantages: Advantages) -> dict[str, Any]:
     """Reward, length and signal of a rollout batch; a pass is a reward above 0."""
@@ -29,9 +32,15 @@ def batch_columns(batch: RolloutBatch, advantages: Advantages) -> dict[str, Any]
 def validate(cell: Cell, parts: Parts, step: int) -> dict[str, Any]:
     """One sampled answer to each held-out prompt, keyed by (seed, step, row)."""
     rewards: list[float] = []
-    for number, (rows, prompts) in enumerate(parts.validation):
+    for rows, prompts in parts.validation:
         samples = parts.sampler.sample(
-            parts.model, prompts, num_generations=1, seed=cell.seed, purpose=f"validation {number}", batch=step
+            parts.model,
+            prompts,
+            num_generations=1,
+            seed=cell.seed,
+            purpose=VALIDATION,
+            batch=step,
+            first_row=len(rewards),
         )
         rewards += cell.task.score(rows, samples.texts, samples.completion_ids)
     return {

@@ -110,7 +110,7 @@ def expand(axes: Sequence[Axis], composer: Composer, say: Callable[[str], None])
         About a key that no variant of the grid has (and, for a sweep file's, no choice of its group either).
     """
     structural = [axis for axis in axes if any(map(composer.is_structural, axis.overrides))]
-    plain = [axis for axis in axes if axis not in structural]
+    plain = _not_taken_away(axes, structural, say)
     combinations = list(itertools.product(*(axis.overrides for axis in structural)))
     variants = {chosen: composer.variant(chosen) for chosen in combinations}
     for axis in plain:
@@ -131,6 +131,25 @@ def _where(axis: Axis, chosen: tuple[str, ...]) -> str:
     group = axis.key.split(".")[0]
     own = [override for override in chosen if override.lstrip("+~").split("=")[0] == group]
     return f"where {' '.join(own or chosen)}" if chosen else "of every cell"
+
+
+def _not_taken_away(axes: Sequence[Axis], structural: Sequence[Axis], say: Callable[[str], None]) -> list[Axis]:
+    """Plain axes, less those of a sweep file that lie inside what `~key` or `key=null` takes away; typed is refused."""
+    away = [axis for axis in axes if axis.key.startswith("~") or axis.values == ("null",)]
+    kept = []
+    for axis in axes:
+        other = next((one for one in away if axis.base.startswith(f"{one.base}.")), None)
+        if axis in structural:
+            continue
+        if other is None:
+            kept.append(axis)
+        elif axis.named:
+            say(f"{axis.key} is left out of every cell: {other.overrides[0]} takes {other.base} away.")
+        else:
+            legal = f"no value beside {other.overrides[0]}, which takes {other.base} away"
+            values = [str(value) for value in axis.values]
+            raise OptionError(axis.base, ",".join(values), legal, f"Leave out {other.overrides[0]} or {axis.base}.")
+    return kept
 
 
 def _check_exists_elsewhere(axis: Axis, composer: Composer, variants: list[Variant]) -> None:

@@ -23,6 +23,9 @@ def keyed(seed: int, purpose: str, *counter: int) -> Generator:
     return Generator(Philox(key=key, counter=words))
 
 
-def uniforms_BT(seed: int, purpose: str, batch: int, rows: int, length: int) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1), a row of `length` for every sampled sequence; row b is the same in any batch size."""
-    return np.stack([keyed(seed, purpose, batch, row).random(length) for row in range(rows)])
+def uniforms_BT(seed: int, purpose: str, batch: int, rows: int, length: int, first_row: int = 0) -> NDArray[np.float64]:
+    """Uniform numbers in [0, 1), a row of `length` for every sampled sequence, from `first_row` on.
+
+    A row is the same in any batch size and however a batch is cut into pieces.
+    """
+    return np.stack([keyed(seed, purpose, batch, first_row + row).random(length) for row in range(rows)])

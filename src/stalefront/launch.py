@@ -17,13 +17,15 @@ from stalefront.compose import Planned
 from stalefront.labels import duration
 from stalefront.observe import Observed, observe
 from stalefront.paths import SweepPaths
-from stalefront.plan import Header, record_plan
+from stalefront.plan import Difference, Header, differences, record_plan
 from stalefront.pool import Pool, Task
 from stalefront.progress import Progress, labels
 from stalefront.slots import make_slots
 
 RERUN = ("missing", "failed", "all")
 NOT_FINISHED, STOPPED = 1, 128
+# Settings that the warning about a shared directory names; the others are counted.
+MAX_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def launch(sweep_dir: Path, header: Header, planned: Sequence[Planned], options:
     began = time.monotonic()
     paths = SweepPaths(sweep_dir.absolute())
     slots = make_slots(options.workers, options.gpus, [p.cell for p in planned])
+    _warn(paths, differences(paths, header, planned))
     record_plan(paths, header, planned)
     tasks = [_task(paths, p, options.rerun) for p in planned]
     _introduce(header)
@@ -86,13 +89,13 @@ def launch(sweep_dir: Path, header: Header, planned: Sequence[Planned], options:
     with Progress(header.name, tasks, slots.total) as progress:
         pool = Pool(tasks, slots, launcher_id(), tell=progress, say=progress.say)
         pool.run()
-    code = _report(paths) if options.report and not pool.killed else 0
-    if not all(task.seen.finished for task in tasks):
-        code = NOT_FINISHED
+    wanted = options.report and not pool.killed
+    built = wanted and _report(paths)
+    code = 0 if built == wanted and all(task.seen.finished for task in tasks) else NOT_FINISHED
     if pool.stopped_by is not None:
         code = STOPPED + pool.stopped_by
     summary = Summary(code, {task.planned.cell.cell_id: task.seen for task in tasks})
-    _conclude(paths, tasks, time.monotonic() - began)
+    _conclude(paths, tasks, time.monotonic() - began, report_built=built)
     LAUNCHED.append(summary)
     return summary
 
@@ -122,8 +125,18 @@ def _introduce(header: Header) -> None:
         print(f"{header.name}: {header.question}")
 
 
-def _report(paths: SweepPaths) -> int:
-    """Build the report; a report that cannot be built costs nothing but itself."""
+def _warn(paths: SweepPaths, found: Sequence[Difference]) -> None:
+    """One line about settings that the cells of this launch and those planned here before do not share."""
+    if not found:
+        return
+    named = [f"{one.key} ({one.there} there, {one.here} here)" for one in found[:MAX_NAMED]]
+    named += [f"{len(found) - MAX_NAMED} more"] if len(found) > MAX_NAMED else []
+    text = f"warning: {_shown(paths.root)} already holds cells with other settings: {', '.join(named)}."
+    print(f"{text} To keep these cells apart, stop and give hydra.sweep.dir=DIR.", flush=True)
+
+
+def _report(paths: SweepPaths) -> bool:
+    """Build the report; a report that cannot be built costs nothing but itself. True when it was built."""
     try:
         from stalefront.analysis.report import build_report
 
@@ -131,11 +144,11 @@ def _report(paths: SweepPaths) -> int:
     except Exception:  # noqa: BLE001  # the cells are safe on disk, and the command has to end in order
         traceback.print_exc()
         print(f"error: the report could not be built; the cells are safe. Try: stalefront report {_shown(paths.root)}")
-        return NOT_FINISHED
-    return 0
+        return False
+    return True
 
 
-def _conclude(paths: SweepPaths, tasks: Sequence[Task], wall_s: float) -> None:
+def _conclude(paths: SweepPaths, tasks: Sequence[Task], wall_s: float, *, report_built: bool) -> None:
     states = Counter(task.seen.state for task in tasks)
     print(f"{', '.join(f'{n} {state}' for state, n in states.most_common())} in {duration(wall_s)}.")
     names = labels(tasks)
@@ -143,11 +156,10 @@ def _conclude(paths: SweepPaths, tasks: Sequence[Task], wall_s: float) -> None:
         if task.seen.state == "failed":
             reason = f"{names[task.planned.cell.cell_id]} failed: {task.seen.reason} (log: {_shown(task.paths.log)})"
             print(reason, file=sys.stderr)
-    report = paths.root / "report.html"
     if len(tasks) == 1:
         print(f"Records: {_shown(tasks[0].paths.root)}")
-    if report.exists():
-        print(f"Report: {_shown(report)}")
+    if report_built:
+        print(f"Report: {_shown(paths.root / 'report.html')}")
     sys.stdout.flush()
 
 

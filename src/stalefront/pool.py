@@ -153,8 +153,9 @@ class Pool:
                 while self._busy(waiting):
                     while waiting and self.stopped_by is None and self.slots.fits(waiting[0].planned.cell):
                         self._start(waiting.pop(0))
+                    ended = self._wait()
                     self._pass_on_stop()
-                    self._reap(self._wait())
+                    self._reap(ended)
                     waiting += self._look_around()
                     self.tell()
             finally:
@@ -222,15 +223,21 @@ class Pool:
         if task.seen.live:
             task.lost_since = None
             return False
-        if task.seen.recorded:
+        # Stopped with another launcher, it goes on here from its checkpoint; any other outcome is the last word.
+        stopped_there = task.seen.recorded and task.seen.state == "interrupted"
+        if task.seen.recorded and not stopped_there:
             task.phase, task.ended = "over", time.monotonic()
             return False
+        if not stopped_there and self._may_be_told(task):
+            return False
+        task.phase, task.base, task.fresh, task.lost_since = "waiting", task.seen.attempt, False, None
+        return True
+
+    def _may_be_told(self, task: Task) -> bool:
+        """True while the launcher of a process that is gone may still write down how it ended."""
         claim, now = latest(task.paths), time.monotonic()
         task.lost_since = task.lost_since or now
-        if claim and launcher_runs(claim.launcher) and now - task.lost_since < LAST_WORD_S:
-            return False
-        task.phase, task.base, task.fresh = "waiting", task.seen.attempt, False
-        return True
+        return claim is not None and launcher_runs(claim.launcher) and now - task.lost_since < LAST_WORD_S
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -249,7 +256,7 @@ class Pool:
     def _pass_on_stop(self) -> None:
         """Tell our processes, once, what a signal to this one means: end in order, or end now."""
         wanted = 0 if self.stopped_by is None else signal.SIGKILL if self.killed else signal.SIGTERM
-        if wanted != self._passed_on:
+        if wanted != self._passed_on and any(task.phase == "here" for task in self.tasks):
             self._signal_all(wanted)
             self._passed_on = wanted
             gentle = "stopping: running cells save a checkpoint after their learner step; once more to end them now"

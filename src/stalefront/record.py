@@ -101,7 +101,13 @@ class StepWriter:
         if unknown:
             raise KeyError(f"columns {sorted(unknown)} are not declared in stalefront.record.COLUMNS")
         line = json.dumps({name: row.get(name) for name in NAMES}, separators=(",", ":")) + "\n"
-        os.write(self._file, line.encode())
+        rest = line.encode()
+        while rest:  # one write in practice; a full disk or a signal can cut it short
+            rest = rest[os.write(self._file, rest) :]
+
+    def sync(self) -> None:
+        """Bring all rows to the disk."""
+        os.fsync(self._file)
 
     def close(self) -> None:
         """Close the file."""

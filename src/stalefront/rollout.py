@@ -79,15 +79,23 @@ class Sampler:
 
     @torch.no_grad()
     def sample(
-        self, model: PreTrainedModel, prompts: Prompts, *, num_generations: int, seed: int, purpose: str, batch: int
+        self,
+        model: PreTrainedModel,
+        prompts: Prompts,
+        *,
+        num_generations: int,
+        seed: int,
+        purpose: str,
+        batch: int,
+        first_row: int = 0,
     ) -> Samples:
         """Draw `num_generations` completions of each prompt, next to one another.
 
-        Row b of the result uses the uniform numbers keyed by (`seed`, `purpose`, `batch`, b), so that it doesn't
-        depend on what else is in the batch.
+        Row b of the result uses the uniform numbers keyed by (`seed`, `purpose`, `batch`, `first_row` + b), so that
+        it doesn't depend on what else is in the batch, nor on how a batch is cut into pieces.
         """
         rows = prompts.tokens_PL.shape[0] * num_generations
-        uniform = uniforms_BT(seed, purpose, batch, rows, self.max_completion_length)
+        uniform = uniforms_BT(seed, purpose, batch, rows, self.max_completion_length, first_row)
         uniform_BT = torch.from_numpy(uniform).to(prompts.tokens_PL.device)
         steps = _Decoding(model, prompts, num_generations, self.temperature)
         ends = torch.tensor(self.end_ids + self.stop_ids, device=uniform_BT.device)

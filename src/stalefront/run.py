@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import resource
+import shutil
 import socket
 import subprocess
 import time
@@ -15,7 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from stalefront.cell import Cell
+from stalefront.build import check_identity
+from stalefront.cell import FINISHED, Cell
 from stalefront.files import read_json, write_json
 from stalefront.paths import CellPaths
 from stalefront.session import Session
@@ -40,6 +42,7 @@ def run_cell(root: Path, *, attempt: int = 1) -> dict[str, Any]:
     reason, error = "", ""
     try:
         cell = Cell.from_config(config["cell"])
+        check_identity(cell, config["cell_id"])
         state = _run(cell, Path(config["run"]["cache_dir"]), session)
     except Exception as problem:  # noqa: BLE001  # the one place that may: a cell's failure is a row, not a crash
         state, reason, error = "failed", f"{type(problem).__name__}: {problem}", traceback.format_exc()
@@ -63,9 +66,11 @@ def run_cell(root: Path, *, attempt: int = 1) -> dict[str, Any]:
         "device_name": device_name(config["cell"]["device"]),
         **code_version(),
         "versions": versions(),
-        "warnings": [],
+        "warnings": session.warnings,
     }
     write_json(paths.outcome, outcome)
+    if state in FINISHED and not config["run"].get("keep_checkpoint"):
+        shutil.rmtree(paths.checkpoint.parent, ignore_errors=True)
     status.write(state, outcome["reason"])
     return outcome
 

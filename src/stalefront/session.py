@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
 import time
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from stalefront.choice import OptionError
 from stalefront.paths import CellPaths
-from stalefront.record import StepWriter, rewind
+from stalefront.record import StepWriter, read_rows, rewind
 
 
 def parse_interval(value: int | str) -> tuple[int | None, float | None]:
@@ -54,6 +57,7 @@ class Session:
         self.resumed_from_step = 0
         self.last_step: int | None = None
         self.reward_val: float | None = None
+        self.warnings: list[str] = []
         self._saved_at = time.monotonic()
         self._writer: StepWriter | None = None
 
@@ -68,17 +72,46 @@ class Session:
     def load_checkpoint(self) -> dict[str, Any] | None:
         """State to continue from, with the step file brought back to it; None starts over.
 
-        Rows that the continuation will compute again are moved to `attempts/<n>/steps.jsonl` first.
+        Rows that the continuation will compute again are moved to `attempts/<n>/steps.jsonl` first. A checkpoint that
+        cannot be read, or whose rows are not all there, is set aside with them: the cell starts over and says so.
         """
+        state = self._readable_checkpoint()
+        rows = [] if state is None else [r for r in read_rows(self.paths.steps) if r["step"] <= state["step"]]
+        if state is not None and [row["step"] for row in rows] != list(range(state["step"] + 1)):
+            self._start_over(f"the step file does not hold every row up to step {state['step']} of the checkpoint")
+            state, rows = None, []
+        self.resumed_from_step = 0 if state is None else int(state["step"])
+        rewind(self.paths.steps, self.resumed_from_step if state else -1, self._earlier / self.paths.steps.name)
+        if rows:
+            self.last_step = self.resumed_from_step
+            self.reward_val = next((r["reward_val"] for r in reversed(rows) if r["reward_val"] is not None), None)
+            self.on_status(self.last_step, self.reward_val)
+        return state
+
+    @property
+    def _earlier(self) -> Path:
+        """Where the attempt before this one is kept."""
+        return self.paths.attempt(max(self.attempt - 1, 0))
+
+    def _readable_checkpoint(self) -> dict[str, Any] | None:
         import torch
 
-        state: dict[str, Any] | None = None
-        if self.paths.checkpoint.exists():
-            state = torch.load(self.paths.checkpoint, weights_only=True)
-            self.resumed_from_step = int(state["step"])
-        last = -1 if state is None else self.resumed_from_step
-        rewind(self.paths.steps, last, self.paths.attempt(max(self.attempt - 1, 0)) / self.paths.steps.name)
+        if not self.paths.checkpoint.exists():
+            return None
+        try:
+            state: dict[str, Any] = torch.load(self.paths.checkpoint, weights_only=True)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as problem:
+            self._start_over(f"the checkpoint cannot be read ({type(problem).__name__})")
+            return None
         return state
+
+    def _start_over(self, why: str) -> None:
+        """Set the checkpoint aside and note the reason."""
+        self.warnings.append(
+            f"started over: {why}; what there was lies in {self._earlier.relative_to(self.paths.root)}"
+        )
+        self._earlier.mkdir(parents=True, exist_ok=True)
+        os.replace(self.paths.checkpoint, self._earlier / self.paths.checkpoint.name)
 
     def record(self, row: dict[str, Any]) -> None:
         """Append a step record and tell the status."""
@@ -102,8 +135,13 @@ class Session:
 
         path = self.paths.checkpoint
         path.parent.mkdir(parents=True, exist_ok=True)
+        if self._writer is not None:
+            self._writer.sync()  # a checkpoint must never be ahead of the rows on the disk
         tmp = path.with_suffix(".tmp")
-        torch.save(state, tmp)
+        with tmp.open("wb") as out:
+            torch.save(state, out)
+            out.flush()
+            os.fsync(out.fileno())
         os.replace(tmp, path)
         self._saved_at = time.monotonic()
 

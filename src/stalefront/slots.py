@@ -67,12 +67,28 @@ def make_slots(workers: int | None, gpus: Sequence[int | str], cells: Sequence[C
         return Slots(workers or cores(), by_threads=workers is None, gpus=None)
     if workers is not None:
         raise OptionError("hydra.launcher.workers", workers, "null with hydra.launcher.gpus", "One cell a GPU runs.")
+    check_gpus(gpus, cells)
     bound = next((device for device in on_cuda if ":" in device), None)
     if bound is not None:
         legal = "cuda with hydra.launcher.gpus: every cell sees one device"
         raise OptionError("device", bound, legal, "Leave out the index.")
     devices = [_visible(gpu) for gpu in gpus]
     return Slots(len(devices), by_threads=False, gpus=devices)
+
+
+def check_gpus(gpus: Sequence[int | str], cells: Sequence[Cell]) -> None:
+    """Refuse devices that no cell would use and devices that are not here, before anything runs."""
+    if not any(cell.device.startswith("cuda") for cell in cells):
+        found = ", ".join(sorted({cell.device for cell in cells}))
+        way_out = f"All cells have device={found}: add device=cuda, or leave out hydra.launcher.gpus."
+        raise OptionError("hydra.launcher.gpus", list(gpus), "[] unless cells run on cuda", way_out)
+    import torch
+
+    count = torch.cuda.device_count()
+    for gpu in gpus:
+        if count == 0 or (isinstance(gpu, int) and not 0 <= gpu < count):
+            legal = f"indices of CUDA devices that are here: {', '.join(map(str, range(count))) or 'none'}"
+            raise OptionError("hydra.launcher.gpus", list(gpus), legal, "Leave out the others.")
 
 
 def _visible(gpu: int | str) -> str:

@@ -47,8 +47,8 @@ def _key(cell: Cell) -> str:
     """Hash of what shapes the result; sampling options of the task do not."""
     sampling = ("num_prompts", "num_generations", "max_completion_length", "temperature")
     parts = {
-        "model": cell.model.as_dict(),
-        "task": {k: v for k, v in cell.task.as_dict().items() if k not in sampling},
+        "model": cell.model.identity(),
+        "task": {k: v for k, v in cell.task.identity().items() if k not in sampling},
         "numbers": [cell.seed, cell.device, cell.threads, torch.__version__],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]

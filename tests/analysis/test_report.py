@@ -129,6 +129,26 @@ def test_nothing_finished_yet(tmp_path, make_sweep):
     assert "no decided cell yet" in text
 
 
+def test_when_nothing_is_decided_the_reason_comes_first(tmp_path, cell_config, step_rows, write_cell, write_plan):
+    cells = {f"c{seed}": cell_config(S=1, lr=1e-3, seed=seed, steps=8) for seed in range(4)}
+    write_plan(tmp_path / "s", cells)
+    for cell_id, cell in list(cells.items())[:3]:
+        write_cell(tmp_path / "s", cell_id, cell, step_rows(cell, samples=16))
+    text = build_report(tmp_path / "s").markdown.read_text()
+    short = text.partition("## In short")[2].split("\n- ")[2]
+    assert short.startswith("No cell is decided. The most common reason, in 3 of 4 cells: n=48 samples")
+    assert "a window needs 300" in short
+    assert "Raise validation.num_samples" in short
+
+
+def test_the_reason_of_cells_that_never_ran_is_their_state(tmp_path, make_sweep):
+    skip = {(1, 1e-3, 0), (16, 1e-3, 0)}
+    files = build_report(make_sweep(tmp_path / "s", S=(1, 16), lrs=(1e-3,), seeds=(0,), skip=skip))
+    text = files.markdown.read_text()
+    assert "No cell is decided. The reason, in 2 of 2 cells: the cell is missing (no directory" in text
+    assert "validation.num_samples, lower" not in text
+
+
 def test_an_empty_plan(tmp_path, write_plan):
     write_plan(tmp_path / "s", {})
     assert "Nothing is planned" in build_report(tmp_path / "s").markdown.read_text()

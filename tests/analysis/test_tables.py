@@ -2,11 +2,18 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
+from dataclasses import asdict
 
 import pytest
 
 from stalefront.analysis.settings import ReportSettings, arm_labels, flatten, staleness
 from stalefront.analysis.tables import build_table, write_table
+from stalefront.claims import Claim, place, start_of
+from stalefront.observe import observe
+from stalefront.paths import CellPaths
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +145,55 @@ def test_a_later_attempt_in_the_status_wins_over_an_old_outcome(sweep):
     (directory / "status.json").write_text(json.dumps(status))
     row = only(build_table(sweep).table, 1, 2e-3, 0)
     assert row["state"] == "running"
+
+
+@pytest.fixture
+def gone():
+    """Claim of a process of this machine that has ended."""
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
+        return claim_of(process.pid, start=1)
+
+
+def claim_of(pid, start, attempt=1):
+    return asdict(Claim(attempt, *place(), pid, start, "", ""))
+
+
+STATES = {
+    "killed": ("running", 1, ("interrupted", "its process ended without a word")),
+    "killed before its first status": ("failed", 2, ("interrupted", "its process ended without a word")),
+    "stopped": ("interrupted", 1, ("interrupted", "asked to stop")),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_cell_whose_process_is_gone_does_not_run(sweep, gone, name):
+    state, attempt, expected = STATES[name]
+    directory = next((sweep / "cells").glob("c0-0004-0.001-0"))
+    reason = "asked to stop" if state == "interrupted" else ""
+    status = {"state": state, "attempt": 1, "step": 8, "steps": 64, "reason": reason}
+    (directory / "status.json").write_text(json.dumps(status))
+    if name != "killed":
+        (directory / "outcome.json").write_text(json.dumps(status))
+    (directory / f"claim.{attempt}").write_text(json.dumps({**gone, "attempt": attempt}))
+    row = only(build_table(sweep).table, 4, 1e-3, 0)
+    assert (row["state"], row["reason"]) == expected
+    assert row["end"] == expected[0]
+    seen = observe(CellPaths(directory))
+    assert (seen.state, seen.reason) == expected, "both readings of the files agree"
+
+
+def test_a_cell_whose_process_lives_runs(sweep):
+    directory = next((sweep / "cells").glob("c0-0004-0.001-0"))
+    (directory / "claim.1").write_text(json.dumps(claim_of(os.getpid(), start_of(os.getpid()))))
+    row = only(build_table(sweep).table, 4, 1e-3, 0)
+    assert (row["state"], row["reason"]) == ("running", None)
+
+
+def test_claims_change_nothing_about_finished_cells(demo, sweep, gone):
+    before = write_table(build_table(demo).table)
+    for outcome in sweep.glob("cells/*/outcome.json"):
+        outcome.with_name("claim.1").write_text(json.dumps(gone))
+    assert write_table(build_table(sweep).table) == before
 
 
 def test_a_run_stopped_on_request_is_not_stable(tmp_path, cell_config, step_rows, write_cell, write_plan):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -137,3 +138,42 @@ def test_refused(overrides, reason, make_cell):
 def test_a_hub_id_is_left_to_the_launch(make_cell):
     options = make_cell(model="pretrained", **{"model.checkpoint": "owner/name"}).model
     assert options.is_hub_id
+
+
+def test_a_checkpoint_counts_by_what_it_holds(folder, make_cell, tmp_path):
+    def cell(path, gguf_file=None):
+        return make_cell(model="pretrained", **{"model.checkpoint": str(path), "model.gguf_file": gguf_file})
+
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    first = cell(folder)
+    assert cell(copy).cell_id == first.cell_id
+    assert cell(copy).as_dict()["model"]["checkpoint"] == str(copy)
+    (copy / "README.md").write_text("notes")
+    assert cell(copy).cell_id == first.cell_id
+    (copy / "config.json").write_text((copy / "config.json").read_text() + "\n")
+    assert cell(copy).cell_id != first.cell_id
+    hub = cell("owner/name")
+    assert hub.identity() == hub.as_dict()
+
+
+def test_a_gguf_file_counts_by_size_and_both_ends(make_cell, tmp_path):
+    def cell_id(name):
+        options = {"model.checkpoint": str(tmp_path), "model.gguf_file": name}
+        return make_cell(model="pretrained", **options).cell_id
+
+    content = bytearray(3 * 2**20)
+    for name, place in (("a", None), ("b", None), ("start", 5), ("end", -5), ("longer", None)):
+        edited = bytearray(content) + (b"0" if name == "longer" else b"")
+        if place is not None:
+            edited[place] = 1
+        (tmp_path / f"{name}.gguf").write_bytes(edited)
+    ids = {name: cell_id(f"{name}.gguf") for name in ("a", "b", "start", "end", "longer")}
+    assert ids["a"] == ids["b"]
+    assert len(set(ids.values())) == 4
+
+
+def test_a_character_outside_the_alphabet_is_no_padding(make_cell):
+    tokenizer = make_cell(**{"model.alphabet": "ab\n"}).model.tokenizer()
+    assert tokenizer.encode("a\n\nb") == [2, 4, 4, 3]
+    with pytest.raises(Exception, match="Missing"):
+        tokenizer.encode("abc")

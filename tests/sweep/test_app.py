@@ -56,6 +56,7 @@ def test_not_rewritten(typed, part):
         (["-m", "hydra.launcher.rerun=never"], ["hydra.launcher.rerun = 'never'", "missing"]),
         (["-m", "hydra.launcher.workers=0"], ["hydra.launcher.workers = 0"]),
         (["-m", "hydra.launcher.gpus=[0]", "hydra.launcher.workers=2"], ["hydra.launcher.workers = 2"]),
+        (["-m", "hydra.launcher.gpus=[7]"], ["hydra.launcher.gpus = [7]", "device=cpu", "add device=cuda"]),
         (["-m", "hydra.launcher.worker=2"], ["hydra.launcher.worker"]),
         (["-m", "hydra/launcher=basic", "sweep=null"], ["hydra/launcher", "local"]),
         (["-m", "device=cuda:99"], ["device = 'cuda:99'"]),

@@ -51,10 +51,12 @@ def test_two_ways_to_say_a_cell_give_one_cell(composer):
         (["model=pretrained"], "model.checkpoint = '<absent>'"),
         (["+foo=1"], "foo = 1"),
         (["+run.foo=1"], "run.foo = 1"),
+        (["run.keep_checkpoint=1"], "run.keep_checkpoint = 1"),
         (["run.checkpoint_every=0"], "run.checkpoint_every = 0"),
         (["+optimizer.foo=1"], "optimizer.foo = 1"),
         (["delay.S=0"], "delay.S = 0"),
         (["optimizer=3"], "optimizer = 3"),
+        (["loss=reinforce", "correction=[token_tis,token_tis]"], "correction = ['token_tis', 'token_tis']"),
     ],
 )
 def test_refused(composer, overrides, part):
@@ -71,3 +73,8 @@ def test_a_grid_of_ten_thousand_composes_each_variant_once(composer, monkeypatch
     jobs = [(f"loss={loss}", f"seed={seed}") for loss in ("grpo", "cispo") for seed in range(50)]
     assert len(composer.cells(jobs)) == 100
     assert len(composed) == 2
+
+
+def test_a_list_of_jobs_is_checked_before_any_of_it_runs(composer):
+    with pytest.raises(OptionError, match="at least 13"):
+        composer.cells([(), ("model.config.max_position_embeddings=8",)])

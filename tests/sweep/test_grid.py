@@ -51,6 +51,14 @@ def test_an_axis_that_the_chosen_variant_lacks_is_left_out_and_said_once(compose
     assert said == ["delay.S is left out where delay=none: there is no such option there."]
 
 
+@pytest.mark.parametrize("away", ["~model.warmup", "model.warmup=null"])
+def test_what_the_command_takes_away_is_left_out_of_a_sweep_files_settings(composer, away):
+    sweep = NamedSweep("x", "", {"seed": [0]}, {"model.warmup.steps": 9}, "")
+    found, said = jobs(composer, sweep, away)
+    assert [set(job) for job in found] == [{"seed=0", away}]
+    assert said == [f"model.warmup.steps is left out of every cell: {away} takes model.warmup away."]
+
+
 def test_an_axis_of_the_command_line_is_left_out_of_the_variants_that_lack_it(composer):
     found, said = jobs(composer, NONE, "loss=grpo,cispo", "loss.epsilon=.1,.2", "seed=0,1")
     assert [job for job in found if "loss=cispo" in job] == [("loss=cispo", "seed=0"), ("loss=cispo", "seed=1")]
@@ -64,6 +72,8 @@ def test_an_axis_of_the_command_line_is_left_out_of_the_variants_that_lack_it(co
         (NONE, ("optimizer.lrr=1,2",), ["optimizer.lrr = [1, 2]", "Did you mean optimizer.lr"]),
         (NONE, ("steps_=1",), ["steps_ = 1", "Did you mean steps"]),
         (NONE, ("delay=none", "delay.S=1,4"), ["delay.S = [1, 4]", "It exists with delay=reuse"]),
+        (NONE, ("~model.warmup", "model.warmup.steps=9"), ["model.warmup.steps = '9'", "Leave out ~model.warmup or"]),
+        (NONE, ("model.warmup=null", "model.warmup.steps=9"), ["Leave out model.warmup=null or model.warmup.steps"]),
         (NONE, ("lr=1",), ["lr = 1", "python sweep.py --cfg job"]),
         (NamedSweep("x", "", {"delay.T": [1]}, {}, ""), (), ["delay.T = 1"]),
         (NONE, ("run.checkpoint_every=1,2",), ["run.checkpoint_every", "one value"]),

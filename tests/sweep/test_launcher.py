@@ -36,7 +36,11 @@ def test_a_sweep_runs_what_is_missing_and_nothing_else(sweep, capsys):
         config = read_json(sweep.root / "cells" / cell_id / "config.json")
         assert config["cell"] == entry["cell"]
         assert config["overrides"] == entry["overrides"]
-        assert config["run"] == {"checkpoint_every": 64, "cache_dir": str(sweep.root / "cache")}
+        assert config["run"] == {
+            "checkpoint_every": 64,
+            "keep_checkpoint": False,
+            "cache_dir": str(sweep.root / "cache"),
+        }
     assert "2 completed" in capsys.readouterr().out
 
     before = written(sweep)
@@ -106,7 +110,7 @@ def test_options_that_change_no_number_follow_the_last_command(sweep):
     assert sweep.run("hydra.launcher.rerun=failed", "run.checkpoint_every=3", "seed=0") == 1
     config = next(iter(sweep.cells().values())) / "config.json"
     assert read_json(config)["run"]["checkpoint_every"] == 3
-    assert sweep.run("run.checkpoint_every=4", "seed=0") == 0
+    assert sweep.run("run.checkpoint_every=4", "run.keep_checkpoint=true", "seed=0") == 0
     assert read_json(config)["run"]["checkpoint_every"] == 4
     assert (config.parent / "checkpoint/state.pt").exists()
     assert sweep.run("run.checkpoint_every=5", "seed=0") == 0
@@ -115,6 +119,8 @@ def test_options_that_change_no_number_follow_the_last_command(sweep):
 
 def test_every_gpu_gets_one_cell_at_a_time(sweep, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
+    # Who gets which device is seen on a machine that has none.
+    monkeypatch.setattr("stalefront.slots.check_gpus", lambda gpus, cells: None)
     rewards = tmp_path / "devices_of_workers.py"
     rewards.write_text(
         "import os\n"
@@ -141,3 +147,56 @@ def test_a_single_run_has_the_layout_of_a_sweep(in_tmp, capsys, small):
     assert run([*small, "delay.S=2"]) == 0
     assert len(list(folder.glob("claim.*"))) == 1
     assert not (in_tmp / "runs/single/report.html").exists()
+
+
+def test_a_reward_of_the_working_directory_is_found_wherever_the_command_lies(sweep, tmp_path):
+    (tmp_path / "my_rewards.py").write_text(
+        "def reward(prompts, completions, **columns):\n    return [float(len(c) % 2) for c in completions]\n"
+    )
+    rows = [json.dumps({"prompt": f"{i}>", "answer": str(i)}) + "\n" for i in range(10)]
+    (tmp_path / "data.jsonl").write_text("".join(rows))
+    assert sweep.root.parent == tmp_path, "where the command runs"
+    arguments = ("task.path=data.jsonl", "task.reward_function=my_rewards:reward", "task.max_completion_length=3")
+    process = sweep.start("hydra.launcher.report=false", "task=file", "seed=0", "steps=2", *arguments)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert [o["state"] for o in sweep.outcomes().values()] == ["completed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("delay.S=1,2", "steps=4"), "other settings: steps (8 there, 4 here). To keep"),
+        (("delay.S=1,2", "loss=cispo"), "other settings: loss (grpo there, cispo here). To keep"),
+        (("delay.S=4", "seed=3"), None),
+        (("delay.S=1,2", "loss=grpo,cispo"), None),
+        (("delay.S=1,2",), None),
+    ],
+)
+def test_a_launch_that_mixes_settings_into_a_directory_says_so(sweep, capsys, arguments, said):
+    assert sweep.run("hydra.launcher.rerun=failed", *TWO) == 1
+    capsys.readouterr()
+    sweep.run("hydra.launcher.rerun=failed", *arguments)
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning:")]
+    assert len(warnings) == (said is not None)
+    if said:
+        assert said in warnings[0]
+        assert "hydra.sweep.dir=DIR" in warnings[0]
+
+
+def test_single_runs_of_any_settings_share_a_folder(in_tmp, capsys, small):
+    for steps in (2, 3):
+        assert run([*small, f"steps={steps}"]) == 0
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_a_report_that_was_not_built_is_not_named(swept, capsys, monkeypatch):
+    def broken(_):
+        raise RuntimeError("no report today")
+
+    (swept.root / "report.html").write_text("an old one")
+    monkeypatch.setattr("stalefront.analysis.report.build_report", broken)
+    assert swept.run(*TWO, "hydra.launcher.report=true") == 1
+    captured = capsys.readouterr()
+    assert "the report could not be built" in captured.out
+    assert "Report:" not in captured.out

@@ -116,6 +116,23 @@ def test_a_cell_is_taken_over_once_its_launcher_and_its_process_are_gone(sweep, 
     assert steps_of(folder) == list(range(121))
 
 
+def test_what_another_launcher_was_stopped_with_goes_on_here(sweep, wait_for):
+    first = sweep.start(*LONG, NO_REPORT, "seed=0")
+    (folder,) = wait_for(lambda: running(sweep))
+    second = sweep.start(*LONG, NO_REPORT, "seed=0")
+    assert "0 to run, 1 running in other processes" in second.stdout.readline()
+    first.send_signal(signal.SIGINT)
+    code, out = end(first)
+    assert code == 130, out
+    code, out = end(second)
+    assert code == 0, out
+    outcome = read_json(folder / "outcome.json")
+    assert (outcome["state"], outcome["attempt"]) == ("completed", 2)
+    assert outcome["resumed_from_step"] > 0
+    assert steps_of(folder) == list(range(121))
+    assert read_json(folder / "attempts/1/outcome.json")["state"] == "interrupted"
+
+
 @pytest.mark.parametrize(("number", "report"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_a_stop_ends_in_order_and_the_next_command_goes_on(sweep, wait_for, number, report):
     process = sweep.start(*LONG, f"hydra.launcher.report={report}", "seed=0,1,2")

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from stalefront import warmup
 from stalefront.choice import OptionError
+from stalefront.digest import file_digest
 from stalefront.model import character_tokenizer
 from stalefront.task import RewardError
 from stalefront.task.file import BUILTIN
@@ -206,7 +208,7 @@ def test_rendering(format_name, system, prompt, text, tokenizer, make_task):
 def test_special_tokens_are_added_to_plain_text_alone(make_task):
     from tokenizers import processors
 
-    made = character_tokenizer("abc<>;_usrtin")
+    made = character_tokenizer("abc<>;_usertin")
     made.chat_template = TEMPLATE
     start = ("<eos>", made.eos_token_id)
     made.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<eos> $A", special_tokens=[start])
@@ -245,3 +247,28 @@ def test_the_held_out_additions_are_not_asked_in_training(make_cell):
     assert task.validation_count == 80
     assert len(asked(task.rows[cut:])) == 20
     assert not asked(task.rows[:cut]) & asked(task.rows[cut:])
+
+
+def test_identity_is_the_content_and_not_the_path(make_cell, tmp_path, monkeypatch):
+    def cell(path):
+        return make_cell(task="file", **{"task.path": str(path), "task.num_prompts": 2})
+
+    text = "".join(json.dumps(row) + "\n" for row in rows(10))
+    for name in ("rows.jsonl", "copy.jsonl"):
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    first = cell(tmp_path / "rows.jsonl")
+    assert cell("rows.jsonl").cell_id == cell("copy.jsonl").cell_id == first.cell_id
+    assert cell("rows.jsonl").as_dict()["task"]["path"] == "rows.jsonl"
+    assert set(first.task.identity()) == set(first.task.as_dict()) - {"path"} | {"content"}
+    (tmp_path / "rows.jsonl").write_text(text.replace("p9", "q9"))
+    edited = cell("rows.jsonl")
+    assert edited.cell_id != first.cell_id
+    assert warmup._key(edited) != warmup._key(first)
+    assert warmup._key(cell("copy.jsonl")) == warmup._key(first)
+
+
+def test_a_file_is_hashed_once(make_task, monkeypatch):
+    task = make_task(rows(10))
+    monkeypatch.setattr("builtins.open", None)
+    assert file_digest(task.source) == task.content

@@ -52,7 +52,9 @@ class LocalLauncher(Launcher):
             value = self.composer.parse(override).value()
             values.setdefault(key, {})[text if isinstance(value, list | dict) else value] = None
         axes = {key: list(found) for key, found in values.items() if len(found) > 1}
-        return Header(sweep.name, sweep.question, axes)
+        # A single run is sent to the folder of single runs; see `stalefront.app.SINGLE_RUN`.
+        collects = self.config.hydra.sweep.dir == self.config.hydra.run.dir
+        return Header(sweep.name, sweep.question, axes, collects)
 
 
 def _job_return(overrides: Sequence[str], cell_id: str, summary: Summary) -> JobReturn:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stalefront.choice import Choice, OptionError, is_count
+from stalefront.digest import model_digest
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 # The two special tokens that a character vocabulary starts with.
 PAD, EOS = "<pad>", "<eos>"
@@ -50,6 +51,9 @@ class Model(Choice):
     Exactly one of `checkpoint` (hub id or folder; with `gguf_file`, a GGUF file inside it) and `config` (keyword
     arguments of `AutoConfig.for_model`, `model_type` included) is set. A model built from `config` has fresh weights
     and a character tokenizer over `alphabet`.
+
+    A cell is identified by what a local checkpoint holds, wherever it lies (see `stalefront.digest.model_digest`: of
+    files above one megabyte the size and both ends are looked at), and by the name of one on a hub.
     """
 
     checkpoint: str | None
@@ -81,7 +85,7 @@ class Model(Choice):
             raise OptionError("model.config.vocab_size", size, legal)
 
     def _check_checkpoint(self, checkpoint: str) -> None:
-        """A local checkpoint must exist; a hub id is looked up when the sweep is validated (see `build.preflight`)."""
+        """A local checkpoint must exist; a hub id is looked up when the sweep is validated (see `preflight`)."""
         folder = Path(checkpoint).expanduser()
         hub_like = checkpoint.count("/") == 1 and not checkpoint.startswith((".", "/", "~"))
         legal = "a folder with a model in it, or a hub id of the form owner/name"
@@ -91,6 +95,21 @@ class Model(Choice):
             name = self.gguf_file or "config.json"
             field = "gguf_file" if self.gguf_file else "checkpoint"
             self.require((folder / name).is_file(), field, f"present: {folder / name} is no file")
+
+    def identity(self) -> dict[str, Any]:
+        """`content`, a hash of the files, in the place of a checkpoint's path and of its GGUF file's name."""
+        found, local = super().identity(), self.sources()
+        if not local:
+            return found
+        content = {"content": model_digest(local["checkpoint"])}
+        return {k: v for k, v in found.items() if k not in ("checkpoint", "gguf_file")} | content
+
+    def sources(self) -> dict[str, Path]:
+        """The folder of a local checkpoint, or the GGUF file in it."""
+        if self.checkpoint is None or self.is_hub_id:
+            return {}
+        folder = Path(self.checkpoint).expanduser()
+        return {"checkpoint": folder / self.gguf_file if self.gguf_file else folder}
 
     @property
     def is_hub_id(self) -> bool:
@@ -121,7 +140,7 @@ class Model(Choice):
     def build(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
         """Model with its starting weights (before any warm-up), in evaluation mode."""
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+        from transformers import AutoModelForCausalLM, GgufConfig
 
         if self.checkpoint is not None:
             source: dict[str, Any] = {}
@@ -132,13 +151,22 @@ class Model(Choice):
                 str(Path(self.checkpoint).expanduser()), dtype=self.torch_dtype, **source
             )
             return model.eval()
-        options = dict(self.config or {})
-        tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-        config = AutoConfig.for_model(options.pop("model_type"), **tokens, **options)
+        config = self.hf_config(tokenizer)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(config, dtype=self.torch_dtype)
         return model.eval()
+
+    def hf_config(self, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
+        """Configuration of transformers: the checkpoint's, or the one that `config` describes."""
+        from transformers import AutoConfig
+
+        if self.checkpoint is not None:
+            source = {"gguf_file": self.gguf_file} if self.gguf_file else {}
+            return AutoConfig.from_pretrained(str(Path(self.checkpoint).expanduser()), **source)
+        options = dict(self.config or {})
+        tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+        return AutoConfig.for_model(options.pop("model_type"), **tokens, **options)
 
 
 def clean_copy(model: PreTrainedModel) -> PreTrainedModel:
@@ -159,8 +187,9 @@ def character_tokenizer(alphabet: str) -> PreTrainedTokenizerBase:
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {token: index for index, token in enumerate([PAD, EOS, *alphabet])}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    # No token stands for the unknown: a character outside the alphabet raises, it must not pass for padding.
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token=""))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     core.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token=PAD, eos_token=EOS, padding_side="left", clean_up_tokenization_spaces=False

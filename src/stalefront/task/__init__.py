@@ -65,6 +65,20 @@ class Task(Choice):
     def reward(self) -> RewardFunction:
         """Reward function in TRL's signature; pure."""
 
+    def rows_to_check(self, seed: int) -> list[Row]:
+        """Rows that a launch looks at before it starts anything: all there are, or a sample where they are made up."""
+        return [*self.train_rows(seed, 1), *self.validation_rows(seed, 32)]
+
+    @property
+    def answer_is_completion(self) -> bool:
+        """Whether only a completion that spells out the answer is right, so that the model must be able to say it."""
+        return True
+
+    @property
+    def uses_template(self) -> bool:
+        """Whether `render` uses the tokenizer's chat template; where it does not, it leaves the tokenizer alone."""
+        return False
+
     def render(self, row: Row, tokenizer: PreTrainedTokenizerBase) -> str:
         """Text the model is given for `row`."""
         return str(row["prompt"])
@@ -92,6 +106,7 @@ class Task(Choice):
         if len(rewards) != len(rows):
             raise RewardError(f"the reward function gave {len(rewards)} numbers for {len(rows)} completions")
         for index, value in enumerate(rewards):
-            if value is None:
-                raise RewardError(f"the reward function gave None for {completions[index]!r} to {prompts[index]!r}")
+            if value is None or not math.isfinite(value):
+                where = f"{completions[index]!r} to {prompts[index]!r}"
+                raise RewardError(f"the reward function gave {value} for {where}; a reward is a finite number")
         return [float(value) for value in rewards if value is not None]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stalefront.choice import OptionError
+from stalefront.digest import file_digest
 from stalefront.keys import keyed
 from stalefront.task import RewardFunction, Row, Task
 
@@ -25,6 +26,9 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 @dataclass(frozen=True)
 class File(Task):
     """Rows of a JSON-lines file: `prompt`, `answer`, and any columns the reward function takes.
+
+    A cell is identified by what the file holds, wherever it lies. The code behind `module:function` is not looked
+    at: after a change of it, give the function another name or use another sweep directory.
 
     Attributes
     ----------
@@ -55,6 +59,7 @@ class File(Task):
         self.require(0 < self.validation_share < 1, "validation_share", "a share above 0 and below 1")
         self.require(self.stop != "", "stop", "a text, or null for none")
         self.require(self.source.is_file(), "path", f"a JSON-lines file; {self.source} is none")
+        self.content  # noqa: B018  # taken now: a later edit must not change what this object is
         cut = len(self.rows) - self.validation_count
         held_out = {str(row["prompt"]) for row in self.rows[cut:]}
         shared = [row["prompt"] for row in self.rows[:cut] if str(row["prompt"]) in held_out]
@@ -80,6 +85,21 @@ class File(Task):
                 rows.append(_row(line, f"{self.path} line {number}"))
         return rows
 
+    def identity(self) -> dict[str, Any]:
+        """`content`, a hash of the file's bytes, in the place of `path`."""
+        found = super().identity()
+        del found["path"]
+        return found | {"content": self.content}
+
+    @cached_property
+    def content(self) -> str:
+        """Hash of the file as it was when `rows` were read."""
+        return file_digest(self.source)
+
+    def sources(self) -> dict[str, Path]:
+        """The file."""
+        return {"path": self.source}
+
     @property
     def validation_count(self) -> int:
         """Rows held out: the last ones of the file, at least one."""
@@ -101,6 +121,15 @@ class File(Task):
         order = keyed(seed, "file validation").permutation(len(rows))
         return [rows[int(order[i % len(rows)])] for i in range(count)]
 
+    def rows_to_check(self, seed: int) -> list[Row]:
+        """Every row of the file."""
+        return self.rows
+
+    @property
+    def answer_is_completion(self) -> bool:
+        """`last_number` and functions from elsewhere may take the answer for something else."""
+        return self.reward_function in ("exact", "first_line")
+
     @cached_property
     def reward(self) -> RewardFunction:
         """The named function."""
@@ -117,7 +146,7 @@ class File(Task):
 
     def render(self, row: Row, tokenizer: PreTrainedTokenizerBase) -> str:
         """Plain text, or the chat template's text up to where the assistant begins."""
-        if self.format == "plain":
+        if not self.uses_template:
             return str(row["prompt"])
         prompt = row["prompt"]
         messages = list(prompt) if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
@@ -126,9 +155,14 @@ class File(Task):
         return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
     @property
+    def uses_template(self) -> bool:
+        """In chat format."""
+        return self.format == "chat"
+
+    @property
     def special_tokens(self) -> bool:
         """A chat template spells out its special tokens itself; plain text gets the tokenizer's."""
-        return self.format == "plain"
+        return not self.uses_template
 
     def stop_text(self) -> str | None:
         """`stop`."""

@@ -1,5 +1,6 @@
 """Figures: their data is what the table says, and they draw the same bytes twice, whatever there is to draw."""
 
+import numpy as np
 import pytest
 
 from stalefront.analysis.figures import cosine, frontier_map, reward_curves, style, t_eta
@@ -84,9 +85,11 @@ def test_t_eta_shows_events_and_censored_runs(read):
     frame = t_eta.data(sweep.table, "all", fits)
     strict = frame[frame["definition"] == "remains_zero"]
     counts = strict["layer"].value_counts()
-    started = sweep.table["last_step"].notna().sum()
+    events = sweep.table["remains_zero_event"]
+    survived = (events == False) & (sweep.table["end"] == "horizon")  # noqa: E712  (object column with None)
+    assert 0 < survived.sum() < (events == False).sum(), "one that stopped early has not survived"  # noqa: E712
     assert counts["event"] == (sweep.table["remains_zero_event"] == True).sum()  # noqa: E712
-    assert counts["event"] + counts["censored"] == started
+    assert counts["censored"] == survived.sum()
     assert counts["mean"] == 1
     assert (strict[strict["layer"] == "event"]["lo"] <= strict[strict["layer"] == "event"]["hi"]).all()
 
@@ -132,3 +135,15 @@ def test_edges_meet_halfway():
     assert style.edges([0.0, 2.0, 3.0]) == [(-1.0, 1.0), (1.0, 2.5), (2.5, 3.5)]
     assert style.edges([4.0]) == [(3.5, 4.5)]
     assert style.edges([]) == []
+
+
+@pytest.mark.parametrize(
+    ("rewards", "low", "high"), [([0.0, 0.0], 0, 1), ([0.2, 0.6], 0, 1), ([-3.0, 5.0], -3, 5), ([2.0, 40.0], 0, 40)]
+)
+def test_shares_are_drawn_on_the_whole_of_zero_to_one(read, rewards, low, high):
+    sweep, _ = read
+    curves = sweep.curves.assign(reward=np.resize(rewards, len(sweep.curves)))
+    figure = reward_curves.draw(reward_curves.data(sweep.table, curves, "all", 60))
+    bottom, top = figure.axes[0].get_ylim()
+    assert low - 0.1 * (high - low) <= bottom <= low
+    assert high <= top <= high + 0.2 * (high - low)

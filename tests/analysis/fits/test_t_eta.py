@@ -68,9 +68,9 @@ def test_interval_is_a_bootstrap_over_seeds_from_five_on(outcome_frame):
 def test_no_event_still_reports_what_is_censored(outcome_frame):
     fit = fit_t_eta(outcome_frame([(4, 1e-3, 0, False), (4, 2e-3, 0, None)]), definition="d", arm="all")
     assert "t_eta" not in fit.constants
-    assert fit.n_right == 2
+    assert fit.n_right == 1
     assert fit.n_undecided == 1
-    assert fit.constants["largest_censored"].value == pytest.approx(580 * 2e-3)
+    assert fit.constants["largest_censored"].value == pytest.approx(580 * 1e-3)
 
 
 def test_one_event_has_no_interval(outcome_frame):
@@ -83,3 +83,10 @@ def test_an_event_before_any_update_is_counted_not_averaged(outcome_frame):
     fit = fit_t_eta(outcome_frame([(4, 1e-3, 0, True, 0), (4, 1e-3, 1, True, 50)]), definition="d", arm="all")
     assert (fit.n, fit.n_events) == (1, 2)
     assert any("no logarithm" in n for n in fit.notes)
+
+
+def test_undecided_runs_are_counted_as_undecided_and_nothing_else(outcome_frame):
+    rows = [(4, 1e-3, 0, True, 50), (4, 2e-3, 0, False), (4, 8e-3, 0, None), (4, 8e-3, 1, None), (4, 0.0, 0, False)]
+    fit = fit_t_eta(outcome_frame(rows), definition="d", arm="all")
+    assert (fit.n, fit.n_right, fit.n_undecided) == (1, 1, 3)
+    assert fit.rows == [{"censor_t_eta": pytest.approx(580 * 2e-3)}]
