@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stalefront.claims import is_live, last_attempt, latest
+from stalefront.claims import is_live, latest
 from stalefront.files import read_json
 from stalefront.paths import CellPaths
 
@@ -83,11 +83,6 @@ def observe(paths: CellPaths) -> Observed:
         started_utc=str(current.get("started_utc") or ""),
         reason=reason,
     )
-
-
-def next_attempt(paths: CellPaths) -> int:
-    """Number of the attempt that would come next."""
-    return max(last_attempt(paths), int(_read(paths.outcome).get("attempt") or 0)) + 1
 
 
 def _read(path: Path) -> dict[str, Any]:
