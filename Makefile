@@ -6,7 +6,7 @@ ARGS ?=
 # pytest options, for example PYTEST="-k delay -x"
 PYTEST ?=
 
-.PHONY: frontier smoke test lint types bench smollm format clean
+.PHONY: frontier smoke test test-slurm lint types bench smollm format clean
 
 frontier: $(VENV)/.run ## install, then run the default grid to its report; ARGS="delay.S=1,8 seed=0"
 	$(BIN)/python sweep.py -m $(ARGS)
@@ -16,6 +16,9 @@ smoke: $(VENV)/.run ## a 2 × 2 grid in under a minute
 
 test: $(VENV)/.dev ## everything but what needs a GPU or a Slurm cluster
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu and not slurm" -n 2 --dist loadfile --durations 15 $(PYTEST)
+
+test-slurm: $(VENV)/.dev ## the Slurm launcher, on clusters it starts; as root on Debian with slurmctld slurmd slurm-client munge
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slurm --durations 15 $(PYTEST)
 
 lint: $(VENV)/.dev ## style
 	$(BIN)/ruff check .

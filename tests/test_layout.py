@@ -14,8 +14,8 @@ METHODS = ("delay", "loss", "correction", "engine")
 
 
 def on_disk() -> set[str]:
-    roots = {"stalefront": "src/stalefront", "stalefront.analysis": "analysis", "stalefront.conf": "conf",
-             "stalefront.sweeps": "sweeps", "hydra_plugins": "src/hydra_plugins"}  # fmt: skip
+    roots = {f"stalefront.{folder}": folder for folder in ("analysis", "conf", "slurm", "sweeps")}
+    roots |= {"stalefront": "src/stalefront", "hydra_plugins": "src/hydra_plugins"}
     found = set()
     for package, folder in roots.items():
         for init in (ROOT / folder).rglob("__init__.py"):

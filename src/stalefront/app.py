@@ -79,16 +79,19 @@ def _hydra(arguments: list[str]) -> int:
     from hydra.core.plugins import Plugins
 
     from hydra_plugins.stalefront_launcher.local import LocalLauncher
+    from hydra_plugins.stalefront_launcher.slurm import SlurmLauncher
     from hydra_plugins.stalefront_sweeper.grid import GridSweeper
     from stalefront.launch import LAUNCHED, exit_code
     from stalefront.resolvers import register_resolvers
+    from stalefront.slurm.profile import register_profiles
     from stalefront.sweepfiles import register_sweeps
 
     # Hydra finds plugins by walking folders, which misses packages of an editable installation.
-    for plugin in (LocalLauncher, GridSweeper):
+    for plugin in (LocalLauncher, SlurmLauncher, GridSweeper):
         Plugins.instance().register(plugin)
     register_resolvers()
     register_sweeps()
+    register_profiles()
     LAUNCHED.clear()
     sys.argv = [sys.argv[0], *rewrite(arguments)]
 
@@ -141,6 +144,10 @@ def _override(argument: str, grid: bool) -> str:
         if not grid and override.value() is not None:
             raise OptionError(key, override.get_value_string(), "null for a single run", "Add -m for a sweep.")
         return "~sweep" if key == "sweep" and override.value() is None else argument
+    if key.split(".")[0] == "slurm":
+        if override.is_sweep_override():
+            raise OptionError(key, override.get_value_string(), "one value: a profile changes no number")
+        return argument
     if override.is_sweep_override():
         if not grid:
             raise OptionError(key, override.get_value_string(), "one value for a single run", "Add -m for a grid.")

@@ -14,6 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 from stalefront.files import read_json
 from stalefront.paths import CellPaths
@@ -38,6 +39,8 @@ class Claim:
         Start of the process in ticks since boot: a pid that was given to another process has another one.
     launcher : str
         Id of the launcher that started the process.
+    job, restart : str, int
+        Slurm job (`123`, or `123_4` for a task of an array) and how often it had been requeued; empty outside Slurm.
     """
 
     attempt: int
@@ -48,6 +51,20 @@ class Claim:
     start: int | None
     launcher: str
     utc: str
+    job: str = ""
+    restart: int = 0
+
+    @property
+    def is_here(self) -> bool:
+        """True when the process is, or was, one of this machine as it runs now."""
+        return (self.host, self.boot, self.pid_namespace) == place()
+
+
+class Jobs(Protocol):
+    """What is known about Slurm jobs."""
+
+    def runs(self, job: str, restart: int) -> bool | None:
+        """True while processes of this run of the job may exist; None when that is not known."""
 
 
 def take(paths: CellPaths, attempt: int, launcher: str) -> bool:
@@ -55,7 +72,7 @@ def take(paths: CellPaths, attempt: int, launcher: str) -> bool:
     host, boot, namespace = place()
     pid = os.getpid()
     utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    claim = Claim(attempt, host, boot, namespace, pid, start_of(pid), launcher, utc)
+    claim = Claim(attempt, host, boot, namespace, pid, start_of(pid), launcher, utc, *slurm_job())
     try:
         handle = os.open(paths.claim(attempt), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
@@ -90,12 +107,28 @@ def last_attempt(paths: CellPaths) -> int:
     return max((int(number) for number in numbers if number.isdigit()), default=0)
 
 
-def is_live(paths: CellPaths, claim: Claim) -> bool:
-    """True while the process behind the claim may be running."""
+def slurm_job() -> tuple[str, int]:
+    """Slurm job that this process belongs to and its count of requeues; ("", 0) outside Slurm."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    job = f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
+    return job, int(os.environ.get("SLURM_RESTART_COUNT") or 0) if job else 0
+
+
+def is_live(paths: CellPaths, claim: Claim, jobs: Jobs | None = None) -> bool:
+    """True while the process behind the claim may be running.
+
+    A process of this machine is looked up. Of another machine's, Slurm knows when it belongs to a job and `jobs` is
+    given; only without that do the times of its files decide.
+    """
     if not claim.host:
         return _age_s(paths.claim(claim.attempt)) < EMPTY_GRACE_S
-    if (claim.host, claim.boot, claim.pid_namespace) == place():
+    if claim.is_here:
         return is_running(claim.pid, claim.start)
+    # The queue is one user's; another's jobs are not in it.
+    asks = jobs is not None and claim.job and _is_ours(paths.claim(claim.attempt))
+    known = jobs.runs(claim.job, claim.restart) if asks and jobs is not None else None
+    if known is not None:
+        return known
     if claim.host == place()[0] and claim.boot != place()[1]:
         return False  # this machine, before it was started anew
     return min(_age_s(paths.claim(claim.attempt)), _age_s(paths.status)) < STALE_AFTER_S
@@ -163,9 +196,18 @@ def place() -> tuple[str, str, str]:
     )
 
 
-def _age_s(path: Path) -> float:
+def _is_ours(path: Path) -> bool:
     try:
-        return time.time() - path.stat().st_mtime
+        return path.stat().st_uid == os.getuid()
+    except FileNotFoundError:
+        return True
+
+
+def _age_s(path: Path) -> float:
+    """Seconds since the last change; the file is opened for it, which makes a network file system ask its server."""
+    try:
+        with path.open("rb") as file:
+            return time.time() - os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
         return float("inf")
 

@@ -25,7 +25,7 @@ from stalefront.preflight import preflight
 from stalefront.session import parse_interval
 
 # Parts of the configuration that no cell sees.
-OUTSIDE = ("hydra", "sweep", "run")
+OUTSIDE = ("hydra", "sweep", "run", "slurm")
 RUN_OPTIONS = ("checkpoint_every", "keep_checkpoint", "cache_dir")
 
 

@@ -53,7 +53,7 @@ def collect_axes(composer: Composer, sweep: NamedSweep, arguments: Sequence[str]
         found[key] = Axis(key, (to_grammar(value),), True)
     for argument in arguments:
         axis = _typed_axis(composer.parse(argument))
-        if axis.base.split(".")[0] != "sweep":
+        if axis.base.split(".")[0] not in ("sweep", "slurm"):
             found[axis.base] = axis
     for axis in found.values():
         if axis.base.startswith("run.") and len(axis.values) > 1:

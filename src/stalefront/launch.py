@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from stalefront.choice import OptionError
-from stalefront.claims import launcher_id
+from stalefront.claims import Jobs, launcher_id
 from stalefront.compose import Planned
 from stalefront.labels import duration
 from stalefront.observe import Observed, observe
@@ -30,24 +31,18 @@ MAX_NAMED = 6
 
 @dataclass(frozen=True)
 class Options:
-    """Options of `hydra/launcher=local`.
+    """Options that every launcher has.
 
     Attributes
     ----------
     rerun : str
         `missing`: every cell without a completed or non-finite outcome; failed and interrupted ones go on from their
         checkpoint. `failed`: those two alone. `all`: every cell from scratch, earlier records kept in `attempts/`.
-    workers : int or None
-        Cells at a time; None for as many as the cores carry.
-    gpus : sequence of int
-        One cell at a time on each.
     report : bool
         Build the report at the end.
     """
 
     rerun: str
-    workers: int | None
-    gpus: Sequence[int | str]
     report: bool
 
     def __post_init__(self) -> None:
@@ -56,11 +51,81 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Ending:
+    """How a back end came to its end.
+
+    Attributes
+    ----------
+    stopped_by : int or None
+        Signal that ended the launch.
+    left : bool
+        Cells were left to run without this launch, or were never meant to be run by it: no report is due.
+    failed : bool
+        Something beside cells went wrong, and was said.
+    """
+
+    stopped_by: int | None
+    left: bool = False
+    failed: bool = False
+
+
+class Backend(Protocol):
+    """Where cells run."""
+
+    def prepare(self, planned: Sequence[Planned]) -> None:
+        """Raise `OptionError` about what cannot work there, before anything is written."""
+
+    def jobs(self) -> Jobs | None:
+        """What is known about Slurm jobs."""
+
+    def slots(self, tasks: Sequence[Task]) -> int:
+        """Cells that run at a time."""
+
+    def run(self, paths: SweepPaths, name: str, tasks: Sequence[Task], progress: Progress) -> Ending:
+        """Run the tasks that wait and follow those that others run; every task's `seen` and `phase` end up true."""
+
+
+@dataclass
+class LocalBackend:
+    """Processes of this machine.
+
+    Attributes
+    ----------
+    workers : int or None
+        Cells at a time; None for as many as the cores carry.
+    gpus : sequence of int
+        One cell at a time on each.
+    """
+
+    workers: int | None
+    gpus: Sequence[int | str]
+
+    def prepare(self, planned: Sequence[Planned]) -> None:
+        """See `Backend`."""
+        self._slots = make_slots(self.workers, self.gpus, [p.cell for p in planned])
+
+    def jobs(self) -> Jobs | None:
+        """See `Backend`: nothing is asked."""
+        return None
+
+    def slots(self, tasks: Sequence[Task]) -> int:
+        """See `Backend`."""
+        return self._slots.total
+
+    def run(self, paths: SweepPaths, name: str, tasks: Sequence[Task], progress: Progress) -> Ending:
+        """See `Backend`."""
+        pool = Pool(tasks, self._slots, launcher_id(), tell=progress, say=progress.say)
+        pool.run()
+        return Ending(pool.stopped_by, left=pool.killed)
+
+
+@dataclass(frozen=True)
 class Summary:
-    """How a launch ended: the exit code and every cell of it."""
+    """How a launch ended: the exit code and every cell of it; `left` when cells go on without it."""
 
     code: int
     cells: dict[str, Observed]
+    left: bool = False
 
 
 class CellError(RuntimeError):
@@ -76,33 +141,38 @@ def exit_code() -> int:
     return max((summary.code for summary in LAUNCHED), default=0)
 
 
-def launch(sweep_dir: Path, header: Header, planned: Sequence[Planned], options: Options) -> Summary:
+def launch(sweep_dir: Path, header: Header, planned: Sequence[Planned], options: Options, backend: Backend) -> Summary:
     """Run what is to be run of `planned` in `sweep_dir`, whatever happens to single cells."""
     began = time.monotonic()
     paths = SweepPaths(sweep_dir.absolute())
-    slots = make_slots(options.workers, options.gpus, [p.cell for p in planned])
+    backend.prepare(planned)
     _warn(paths, differences(paths, header, planned))
     record_plan(paths, header, planned)
-    tasks = [_task(paths, p, options.rerun) for p in planned]
+    tasks = [_task(paths, p, options.rerun, backend.jobs()) for p in planned]
     _introduce(header)
     _announce(paths, tasks)
-    with Progress(header.name, tasks, slots.total) as progress:
-        pool = Pool(tasks, slots, launcher_id(), tell=progress, say=progress.say)
-        pool.run()
-    wanted = options.report and not pool.killed
+    with Progress(header.name, tasks, backend.slots(tasks)) as progress:
+        ending = backend.run(paths, header.name, tasks, progress)
+    wanted = options.report and not ending.left
     built = wanted and _report(paths)
-    code = 0 if built == wanted and all(task.seen.finished for task in tasks) else NOT_FINISHED
-    if pool.stopped_by is not None:
-        code = STOPPED + pool.stopped_by
-    summary = Summary(code, {task.planned.cell.cell_id: task.seen for task in tasks})
-    _conclude(paths, tasks, time.monotonic() - began, report_built=built)
+    code = _code(tasks, ending, report_missing=wanted and not built)
+    summary = Summary(code, {task.planned.cell.cell_id: task.seen for task in tasks}, left=ending.left)
+    _conclude(paths, tasks, time.monotonic() - began, report_built=built, left=ending.left)
     LAUNCHED.append(summary)
     return summary
 
 
-def _task(paths: SweepPaths, planned: Planned, rerun: str) -> Task:
+def _code(tasks: Sequence[Task], ending: Ending, *, report_missing: bool) -> int:
+    """Exit code: cells left to run on purpose are no failure."""
+    if ending.stopped_by is not None:
+        return STOPPED + ending.stopped_by
+    unfinished = not ending.left and not all(task.seen.finished for task in tasks)
+    return NOT_FINISHED if unfinished or ending.failed or report_missing else 0
+
+
+def _task(paths: SweepPaths, planned: Planned, rerun: str, jobs: Jobs | None) -> Task:
     cell = paths.cell(planned.cell.cell_id)
-    seen = observe(cell)
+    seen = observe(cell, jobs)
     fresh = rerun == "all"
     wanted = {"missing": not seen.finished, "failed": seen.state in ("failed", "interrupted"), "all": True}[rerun]
     phase = "over" if not wanted and not (seen.live and not seen.finished) else "elsewhere" if seen.live else "waiting"
@@ -148,12 +218,13 @@ def _report(paths: SweepPaths) -> bool:
     return True
 
 
-def _conclude(paths: SweepPaths, tasks: Sequence[Task], wall_s: float, *, report_built: bool) -> None:
-    states = Counter(task.seen.state for task in tasks)
-    print(f"{', '.join(f'{n} {state}' for state, n in states.most_common())} in {duration(wall_s)}.")
+def _conclude(paths: SweepPaths, tasks: Sequence[Task], wall_s: float, *, report_built: bool, left: bool) -> None:
+    states = Counter("submitted" if _is_queued(task) else task.seen.state for task in tasks)
+    after = " left to go on" if left else ""
+    print(f"{', '.join(f'{n} {state}' for state, n in states.most_common())}{after} in {duration(wall_s)}.")
     names = labels(tasks)
     for task in tasks:
-        if task.seen.state == "failed":
+        if task.seen.state == "failed" and not _is_queued(task):
             reason = f"{names[task.planned.cell.cell_id]} failed: {task.seen.reason} (log: {_shown(task.paths.log)})"
             print(reason, file=sys.stderr)
     if len(tasks) == 1:
@@ -161,6 +232,11 @@ def _conclude(paths: SweepPaths, tasks: Sequence[Task], wall_s: float, *, report
     if report_built:
         print(f"Report: {_shown(paths.root / 'report.html')}")
     sys.stdout.flush()
+
+
+def _is_queued(task: Task) -> bool:
+    """True for a cell that was left in the queue."""
+    return task.phase == "elsewhere" and not task.seen.live and not task.seen.finished
 
 
 def _cells(count: int) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stalefront.claims import is_live, latest
+from stalefront.claims import Jobs, is_live, latest
 from stalefront.files import read_json
 from stalefront.paths import CellPaths
 
@@ -36,6 +36,8 @@ class Observed:
         A process is at it.
     recorded : bool
         The last attempt has an outcome.
+    host, job : str
+        Where the last attempt runs or ran, and its Slurm job; empty where that is not known.
     """
 
     state: str
@@ -47,6 +49,8 @@ class Observed:
     reward_val: float | None
     started_utc: str
     reason: str
+    host: str = ""
+    job: str = ""
 
     @property
     def finished(self) -> bool:
@@ -54,16 +58,21 @@ class Observed:
         return self.state in FINISHED
 
 
-def observe(paths: CellPaths) -> Observed:
-    """Read the state of a cell. The claim is read first: what its owner wrote before it ended is then seen."""
+def observe(paths: CellPaths, jobs: Jobs | None = None) -> Observed:
+    """Read the state of a cell. The claim is read first: what its owner wrote before it ended is then seen.
+
+    `jobs` tells whether a Slurm job on another machine still runs.
+    """
     claim = latest(paths)
-    live = claim is not None and is_live(paths, claim)
+    live = claim is not None and is_live(paths, claim, jobs)
     claimed = claim.attempt if claim else 0
     status = _read(paths.status)
     outcome = _read(paths.outcome)
     done = int(outcome.get("attempt") or 1) if outcome else 0
     current = status if int(status.get("attempt") or 0) == max(claimed, done) else {}
     recorded = bool(outcome) and done >= claimed
+    # The outcome is the last thing that matters of a process that cannot be looked up.
+    live = live and not (recorded and claim is not None and not claim.is_here)
     if recorded:
         state, reason = str(outcome["state"]), str(outcome.get("reason") or "")
     elif live:
@@ -82,6 +91,8 @@ def observe(paths: CellPaths) -> Observed:
         reward_val=current.get("reward_val"),
         started_utc=str(current.get("started_utc") or ""),
         reason=reason,
+        host=str(current.get("host") or outcome.get("host") or (claim.host if claim else "")),
+        job=claim.job if claim and claimed >= done else str(outcome.get("job") or ""),
     )
 
 

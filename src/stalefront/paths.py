@@ -32,6 +32,21 @@ class SweepPaths:
         """Supervised warm-ups, shared by the cells of a seed."""
         return self.root / "cache"
 
+    @property
+    def jobs(self) -> Path:
+        """One folder a submission to Slurm: what was asked for, and the logs of its jobs."""
+        return self.root / "jobs"
+
+    @property
+    def code(self) -> Path:
+        """Frozen copies of this package, for jobs that wait in a queue."""
+        return self.root / "code"
+
+    @property
+    def submit_lock(self) -> Path:
+        """Held while cells are submitted, or the ends of jobs are written down."""
+        return self.root / ".submit.lock"
+
     def cell(self, cell_id: str) -> CellPaths:
         """Files of one cell of this sweep."""
         return CellPaths(self.cells / cell_id)
@@ -72,6 +87,10 @@ class CellPaths:
     def log(self) -> Path:
         """What the worker printed."""
         return self.root / "log.txt"
+
+    def stop(self, attempt: int) -> Path:
+        """Asks the ranks of attempt `attempt` to stop."""
+        return self.root / f"stop.{attempt}"
 
     def claim(self, attempt: int) -> Path:
         """Who runs attempt `attempt`."""

@@ -51,6 +51,7 @@ class Progress:
         self._reads_left = HINTS_A_REFRESH
         self._labels = labels(tasks)
         self._told: set[str] = set()
+        self._note = ""
         self._live = Live(console=self.console, auto_refresh=False, transient=True) if self._is_live else None
 
     @property
@@ -81,6 +82,10 @@ class Progress:
     def say(self, text: str) -> None:
         """Print a sentence above the live table."""
         self.console.print(Text(text))
+
+    def note(self, text: str) -> None:
+        """Say `text` at the end of every line from now on."""
+        self._note = text
 
     def _tell_failures(self) -> None:
         for task in self.tasks:
@@ -119,7 +124,8 @@ class Progress:
         parts += [f"{counts['collapsed']} collapsed so far (hint)"] if counts["collapsed"] else []
         parts += [f"{counts[state]} {state}" for state in ("failed", "interrupted") if counts[state]]
         left = self.seconds_left()
-        return ", ".join(parts) + ("" if left is None else f", about {duration(left)} left")
+        parts += [] if left is None else [f"about {duration(left)} left"]
+        return ", ".join(parts) + (f"; {self._note}" if self._note else "")
 
     def seconds_left(self) -> float | None:
         """Work left over slots, by the seconds a learner step took in cells of the same S; None before any step."""

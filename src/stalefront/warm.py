@@ -19,12 +19,13 @@ def warm_context(cells: Sequence[Cell]) -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(modules_to_preload(cells))
     threads = str(max(cell.threads for cell in cells))
-    # Signals for the whole group must not take this parent away: then nobody would hear how its children end.
-    deaf = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    # Starting the tracker unblocks signals, so it has to run before.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
+    # Signals for the whole group, or for every process of a Slurm job, must not take this parent away: then nobody
+    # would hear how its children end.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     try:
+        # The tracker deals with the other signals itself. Starting it unblocks them, so it has to run before.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
         # Read at import. Progress bars would fill the cells' logs.
         with environment({**dict.fromkeys(THREAD_VARIABLES, threads), "TQDM_DISABLE": "1"}):
             forkserver.ensure_running()

@@ -1,0 +1,147 @@
+"""Following jobs: one look at the queue an interval, and the cells' own files for the rest."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from stalefront.files import locked
+from stalefront.observe import observe
+from stalefront.paths import SweepPaths
+from stalefront.pool import Task
+from stalefront.slurm.batches import Batch, folder, read_batch, write_batch
+from stalefront.slurm.queue import Queue, ended, read_queue
+from stalefront.slurm.settle import GRACE_S, lost_jobs, settle_job
+
+# Between two calls of `tell` and two looks for a signal.
+TICK_S = 0.25
+
+
+class Stop:
+    """Notes the first signal that asks this process to end; jobs are not told."""
+
+    def __init__(self) -> None:
+        self.by: int | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """While inside, SIGINT, SIGTERM and SIGHUP are noted instead of ending the process; a second one ends it."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, self._note) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self.by is not None:
+            raise KeyboardInterrupt
+        self.by = number
+
+
+class Watch:
+    """Follows the cells of some batches until none of their jobs is in the queue.
+
+    Parameters
+    ----------
+    poll_s : float
+        Between two looks at the queue and at the cells of running jobs.
+    note
+        Told, at each look, what the queue is like.
+    """
+
+    def __init__(
+        self,
+        paths: SweepPaths,
+        batches: Sequence[Batch],
+        tasks: Sequence[Task],
+        *,
+        poll_s: float,
+        stop: Stop,
+        tell: Callable[[], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self.paths, self.poll_s, self.stop, self.tell, self.note = paths, poll_s, stop, tell, note
+        self.batches = {batch.name: batch for batch in batches}
+        self.open = {job: batch.name for batch in batches for job in batch.numbers()}
+        self.tasks = {task.planned.cell.cell_id: task for task in tasks}
+        self._gone: dict[str, float] = {}
+
+    def run(self) -> None:
+        """Return when every job has left the queue and every cell has its last word, or on a signal."""
+        while self.open and self.stop.by is None:
+            began = time.monotonic()
+            self.look()
+            while self.open and self.stop.by is None and time.monotonic() - began < self.poll_s:
+                self.tell()
+                time.sleep(TICK_S)
+        self.tell()
+
+    def look(self) -> None:
+        """One look at the queue, at the cells that run, and at those whose jobs are gone."""
+        queue = read_queue()
+        if queue is None:
+            self.note("the Slurm controller does not answer; jobs are not affected by that")
+            return
+        self.note(queue_text(queue, self.open))
+        now = time.monotonic()
+        for job, name in list(self.open.items()):
+            batch, found = self.batches[name], queue.jobs.get(job)
+            if found is None:
+                self._gone.setdefault(job, now)
+                self._observe(batch, job, queue)
+            else:
+                self._gone.pop(job, None)
+                if found.alive:
+                    self._observe(batch, job, queue)
+        self._settle(queue, now)
+
+    def _observe(self, batch: Batch, job: str, queue: Queue) -> None:
+        for cell_id in batch.cells[batch.index(job)]:
+            task = self.tasks.get(cell_id)
+            if task is not None:
+                task.seen = observe(task.paths, queue)
+                task.pace.note(task.seen.step, time.monotonic())
+
+    def _settle(self, queue: Queue, now: float) -> None:
+        """Close the jobs that are gone: at once when all their cells have spoken, else after a while."""
+        for name in {self.open[job] for job in self._gone}:
+            batch = self.batches[name]
+            lost = set(lost_jobs(self.paths, batch, queue))
+            over = [job for job in self._gone if self.open[job] == name]
+            late = [job for job in over if job in lost and now - self._gone[job] >= GRACE_S]
+            if late:
+                with locked(self.paths.submit_lock):
+                    for job, end in ended(late).items():
+                        settle_job(self.paths, batch, job, end, queue)
+            for job in over:
+                if job not in lost or job in late:
+                    self._close(batch, job, queue)
+
+    def _close(self, batch: Batch, job: str, queue: Queue) -> None:
+        self._observe(batch, job, queue)
+        for cell_id in batch.cells[batch.index(job)]:
+            task = self.tasks.get(cell_id)
+            if task is not None:
+                task.phase, task.ended = "over", time.monotonic()
+        del self.open[job], self._gone[job]
+        if batch.name not in self.open.values():
+            with locked(self.paths.submit_lock):
+                # Another process may have added the number of the report's job.
+                stored = read_batch(folder(self.paths, batch.name))
+                write_batch(self.paths, stored.with_(closed=True))
+
+
+def queue_text(queue: Queue, jobs: Sequence[str] | dict[str, str]) -> str:
+    """How many of `jobs` run, and how many wait for what."""
+    found = [queue.jobs[job] for job in jobs if job in queue.jobs]
+    running = sum(job.alive for job in found)
+    waiting = Counter(job.reason for job in found if not job.alive)
+    parts = [f"{running} {'job runs' if running == 1 else 'jobs run'}"] if running else []
+    parts += [f"{count} pending ({reason})" for reason, count in waiting.most_common()]
+    return ", ".join(parts)
