@@ -1,120 +1,166 @@
-"""The command `stalefront`: looks at sweep directories. Training is started by `python sweep.py`."""
+"""The command `stalefront`: looks at sweep directories, stops them, and runs cells again.
+
+Training is started by `python sweep.py`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from stalefront.choice import OptionError
+from stalefront.commands.planned import Sweep
 
-from stalefront.files import read_json
-from stalefront.labels import only, varying
-from stalefront.observe import Observed, observe
-from stalefront.paths import SweepPaths
-
-WATCH_EVERY_S = 2.0
-NO_TERMINAL_WIDTH = 200
-# In the order of the table: what needs a look comes first.
-STATE_STYLES = {
-    **{"failed": "red", "interrupted": "yellow", "running": "cyan"},
-    **{"submitted": "", "planned": "dim", "non-finite": "magenta", "completed": ""},
-}
+WRONG, STOPPED = 2, 130
+CELL = "a cell: its id, the start of its id, or settings that only it has, as in 'delay.S=4 optimizer.lr=0.001'"
+CELLS = f"{CELL}; without any, all"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns its exit code."""
     options = _parser().parse_args(arguments)
-    if not SweepPaths(options.directory).plan.is_file():
-        print(
-            f"error: {options.directory} is no sweep directory: it holds no plan.json. "
-            "Give the folder that python sweep.py wrote, for example runs/default.",
-            file=sys.stderr,
-        )
-        return 2
-    code: int = options.run(options)
+    try:
+        code: int = options.run(Sweep.read(options.directory), options)
+        sys.stdout.flush()
+    except OptionError as error:
+        sys.stdout.flush()
+        print(f"error: {error}", file=sys.stderr)
+        return WRONG
+    except PermissionError as error:
+        problem = OptionError(str(error.filename), error.strerror, "what this user may write", "Ask its owner.")
+        print(f"error: {problem}", file=sys.stderr)
+        return WRONG
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return STOPPED
+    except BrokenPipeError:
+        # Whoever read has seen enough (`| head`); nothing is to be written to it when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stalefront", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, run, text in (
-        ("report", _report, "build the report anew from the recorded files"),
-        ("table", _table, "print the run table, one row a planned cell, as CSV"),
-        ("status", _status, "show the state of every cell"),
-    ):
-        command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("directory", type=Path, metavar="DIR", help="a sweep directory, for example runs/default")
-        command.set_defaults(run=run)
-        if name == "status":
-            command.add_argument("--watch", action="store_true", help="go on until nothing runs, or Ctrl-C")
+    _add_status(commands)
+    _add_logs(commands)
+    _add_cancel(commands)
+    _add_retry(commands)
+    _add(commands, "report", _report, "build the report anew from the recorded files")
+    _add(commands, "table", _table, "print the run table, one row a planned cell, as CSV")
     return parser
 
 
-def _report(options: argparse.Namespace) -> int:
-    from stalefront.analysis.report import build_report
+# argparse has no public name for it.
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_Run = Callable[[Sweep, argparse.Namespace], int]
 
+
+def _add(commands: _Commands, name: str, run: _Run, text: str, more: str = "") -> argparse.ArgumentParser:
+    description = f"{text[0].upper()}{text[1:]}. {more}".strip()
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=description)
+    command.add_argument("directory", type=Path, metavar="DIR", help="a sweep directory, for example runs/default")
+    command.set_defaults(run=run)
+    return command
+
+
+def _add_status(commands: _Commands) -> None:
+    more = (
+        "What needs a look comes first. States: failed, interrupted (goes on from its checkpoint when run again), "
+        "running, submitted (its Slurm job has not begun it), planned, non-finite (parameters overflowed: a result), "
+        "completed. Works while the sweep runs, from any machine that sees the directory."
+    )
+    command = _add(commands, "status", _status, "show the state of every cell", more)
+    command.add_argument("--watch", action="store_true", help="refresh every 2 s until nothing runs or waits")
+    command.add_argument("--state", metavar="STATE[,STATE]", help="only cells in these states, as in failed,running")
+
+
+def _add_logs(commands: _Commands) -> None:
+    more = "Where the cell has no log because its Slurm job ended before, the log of the job is printed."
+    command = _add(commands, "logs", _logs, "print what a cell printed", more)
+    command.add_argument("cell", nargs="+", metavar="CELL", help=CELL)
+    command.add_argument("--job", action="store_true", help="the log of its Slurm job instead")
+    command.add_argument("--attempt", type=_count, metavar="N", help="what attempt N printed")
+    command.add_argument("--lines", type=_count, metavar="N", help="only the last N lines")
+    command.add_argument("--follow", action="store_true", help="go on with what is appended until the cell has ended")
+
+
+def _add_cancel(commands: _Commands) -> None:
+    more = (
+        "Slurm jobs of this sweep that run or wait are cancelled; a local launcher on this machine is asked to stop. "
+        "Running cells save a checkpoint."
+    )
+    command = _add(commands, "cancel", _cancel, "end what runs or waits", more)
+    command.add_argument("cells", nargs="*", metavar="CELL", help=CELLS)
+    command.add_argument("--whole-job", action="store_true", help="also when a job holds other unfinished cells")
+
+
+def _add_retry(commands: _Commands) -> None:
+    more = (
+        "Failed, interrupted and never begun cells go on from their checkpoint, with the configuration they were "
+        "planned with, by the launcher that had them last and its options."
+    )
+    command = _add(commands, "retry", _retry, "run unfinished cells again", more)
+    command.add_argument("cells", nargs="*", metavar="CELL", help=CELLS)
+    command.add_argument("--launcher", metavar="local|slurm", help="where to run; default: as last time")
+    command.add_argument("--fresh", action="store_true", help="start the named cells over, finished or not")
+    command.add_argument("--no-wait", action="store_true", help="submit to Slurm and return")
+    command.add_argument("--workers", type=_count, metavar="N", help="cells at a time with the local launcher")
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not possible. Legal: a whole number of at least 1.")
+    return int(text)
+
+
+def _status(sweep: Sweep, options: argparse.Namespace) -> int:
+    from stalefront.commands.status import status
+
+    return status(sweep, states=options.state, watch=options.watch)
+
+
+def _logs(sweep: Sweep, options: argparse.Namespace) -> int:
+    from stalefront.commands.logs import logs
+
+    cell_id = sweep.find(" ".join(options.cell))
+    return logs(sweep, cell_id, of_job=options.job, attempt=options.attempt, lines=options.lines, follow=options.follow)
+
+
+def _cancel(sweep: Sweep, options: argparse.Namespace) -> int:
+    from stalefront.commands.cancel import cancel
+
+    return cancel(sweep, [sweep.find(text) for text in options.cells], whole_job=options.whole_job)
+
+
+def _retry(sweep: Sweep, options: argparse.Namespace) -> int:
+    from stalefront.commands.retry import retry
+
+    cell_ids = [sweep.find(text) for text in options.cells]
+    launcher, fresh, workers = options.launcher, options.fresh, options.workers
+    return retry(sweep, cell_ids, launcher=launcher, fresh=fresh, wait=not options.no_wait, workers=workers)
+
+
+def _report(sweep: Sweep, options: argparse.Namespace) -> int:
+    from stalefront.analysis.report import build_report
+    from stalefront.commands.retry import settle_first
+
+    settle_first(sweep)
     build_report(options.directory)
     print(options.directory / "report.html")
     return 0
 
 
-def _table(options: argparse.Namespace) -> int:
+def _table(sweep: Sweep, options: argparse.Namespace) -> int:
     from stalefront.analysis.tables import build_table, write_table
 
     sys.stdout.write(write_table(build_table(options.directory).table).decode())
     return 0
-
-
-def _status(options: argparse.Namespace) -> int:
-    console = Console() if sys.stdout.isatty() else Console(width=NO_TERMINAL_WIDTH)
-    if not options.watch:
-        console.print(status_table(options.directory)[0])
-        return 0
-    try:
-        with Live(console=console, auto_refresh=False) as live:
-            while True:
-                shown, going_on = status_table(options.directory)
-                live.update(shown, refresh=True)
-                if not going_on:
-                    return 0
-                time.sleep(WATCH_EVERY_S)
-    except KeyboardInterrupt:
-        return 130
-
-
-def status_table(directory: Path) -> tuple[RenderableType, bool]:
-    """Table of all planned cells with their counts, and whether any of them runs."""
-    paths = SweepPaths(directory)
-    plan: dict[str, Any] = read_json(paths.plan)
-    rows = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("cell", "state", "attempt", "step", "of", "reward", "overrides"):
-        rows.add_column(name, justify="right" if name in ("attempt", "step", "of", "reward") else "left")
-    entries: dict[str, Any] = plan["cells"]
-    keys = varying([entry["overrides"] for entry in entries.values()])
-    seen = {cell_id: observe(paths.cell(cell_id)) for cell_id in entries}
-    for cell_id in sorted(seen, key=lambda one: list(STATE_STYLES).index(seen[one].state)):
-        rows.add_row(*_row(cell_id, seen[cell_id], entries[cell_id], keys))
-    counts = Counter(one.state for one in seen.values())
-    text = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    head = Text(f"{plan['sweep'].get('name', directory.name)}: {text}", style="bold")
-    return Group(head, rows), any(one.live for one in seen.values())
-
-
-def _row(cell_id: str, seen: Observed, entry: dict[str, Any], keys: set[str]) -> tuple[str | Text, ...]:
-    reward = "" if seen.reward_val is None else f"{seen.reward_val:.2f}"
-    state = Text(seen.state, style=STATE_STYLES[seen.state])
-    what = " ".join(only(keys, entry["overrides"])) + (f"  ({seen.reason})" if seen.reason else "")
-    attempt = str(seen.attempt) if seen.attempt else ""
-    return cell_id, state, attempt, str(seen.step), str(entry["cell"]["steps"]), reward, what
 
 
 if __name__ == "__main__":
