@@ -1,7 +1,11 @@
-"""On a CUDA device: the same cell as on the CPU to rounding, twice the same records, and a resume."""
+"""On a CUDA device: the same cell as on the CPU to rounding, twice the same records, a resume, and two devices."""
 
 import pytest
 import torch
+
+from stalefront.app import run as command
+from stalefront.files import read_json
+from stalefront.record import read_rows
 
 pytestmark = pytest.mark.gpu
 
@@ -34,3 +38,15 @@ def test_a_resumed_run_is_the_same(make_cell, run_in, tmp_path, numbers):
     again = run_in(tmp_path / "parts", cell, checkpoint_every=5, attempt=2)
     assert again.outcome["resumed_from_step"] == 10
     assert numbers(again.rows) == numbers(whole.rows)
+
+
+def test_two_devices_agree_with_one(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device")
+    small = ("device=cuda", "steps=4", "model.warmup.steps=100", "hydra.launcher.report=false")
+    assert command(["-m", "sweep=null", *small, "model.ranks=1,2", f"hydra.sweep.dir={tmp_path}"]) == 0
+    plan = read_json(tmp_path / "plan.json")["cells"]
+    one, two = (list(read_rows(tmp_path / "cells" / cell_id / "steps.jsonl")) for cell_id in plan)
+    assert two[1]["theta_old_ratio_max"] == 1.0
+    assert two[1]["reward_train"] == one[1]["reward_train"]
+    assert two[1]["grad_norm_raw"] == pytest.approx(one[1]["grad_norm_raw"], rel=1e-3)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stalefront.choice import OptionError
+from stalefront.ranks import SINGLE, Ranks
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,10 @@ class Parts:
     minibatch_rows
         Rows of a rollout batch for each part it is cut into (outer) and each micro-batch of that part (inner).
     validation
-        Held-out rows and their padded prompts, in chunks sampled side by side; the same at every validation.
+        Held-out rows of this rank and their padded prompts, in chunks sampled side by side, each with the number of its
+        first row among all; the same at every validation.
+    ranks
+        The processes that share the cell.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -41,12 +45,13 @@ class Parts:
     reference: PreTrainedModel
     sampler: Sampler
     minibatch_rows: list[list[torch.Tensor]]
-    validation: list[tuple[list[Row], Prompts]]
+    validation: list[tuple[int, list[Row], Prompts]]
     device: torch.device
+    ranks: Ranks = SINGLE
 
 
-def build(cell: Cell, cache: Path) -> Parts:
-    """Load or make the model, warm it up if asked for, and set up sampling."""
+def build(cell: Cell, cache: Path, ranks: Ranks = SINGLE) -> Parts:
+    """Load or make the model, warm it up if asked for, and set up sampling; weights are those of the first rank."""
     import torch
 
     from stalefront.model import clean_copy
@@ -54,7 +59,8 @@ def build(cell: Cell, cache: Path) -> Parts:
     from stalefront.warmup import start_model
 
     tokenizer = cell.model.tokenizer()
-    model = start_model(cell, tokenizer, cache)
+    model = start_model(cell, tokenizer, cache, ranks)
+    ranks.take_from_first(list(model.state_dict().values()))
     sampler = Sampler(
         tokenizer,
         max_completion_length=cell.task.max_completion_length,
@@ -63,6 +69,8 @@ def build(cell: Cell, cache: Path) -> Parts:
         end_ids=end_ids(model, tokenizer),
     )
     device = torch.device(cell.device)
+    held_out = cell.task.validation_rows(cell.seed, cell.validation.num_samples)
+    mine = ranks.span(len(held_out))
     return Parts(
         tokenizer=tokenizer,
         model=model,
@@ -70,10 +78,11 @@ def build(cell: Cell, cache: Path) -> Parts:
         sampler=sampler,
         minibatch_rows=row_slices(cell, device),
         validation=[
-            (chunk, sampler.pad(cell.task.encode(chunk, tokenizer), device))
-            for chunk in chunks(cell.task.validation_rows(cell.seed, cell.validation.num_samples), VALIDATION_CHUNK)
+            (mine.start + number * VALIDATION_CHUNK, chunk, sampler.pad(cell.task.encode(chunk, tokenizer), device))
+            for number, chunk in enumerate(chunks(held_out[mine], VALIDATION_CHUNK))
         ],
         device=device,
+        ranks=ranks,
     )
 
 
@@ -121,9 +130,27 @@ def check_pairs(cell: Cell) -> None:
     rows, pieces = prompts // parts * cell.task.num_generations, cell.optimizer.grad_accum
     if rows % pieces:
         raise OptionError("optimizer.grad_accum", pieces, f"a divisor of the {rows} sequences of a learner step")
+    _check_ranks(cell)
     for correction in cell.correction:
         _check_anchor(cell, correction.choice(), correction.anchor)
     cell.engine.refuse(cell)
+
+
+def _check_ranks(cell: Cell) -> None:
+    """Ranks share out whole groups of every micro-batch, and the devices of their machine."""
+    ranks, prompts = cell.model.ranks, cell.task.num_prompts
+    if ranks == 1:
+        return
+    pieces = cell.delay.parts_per_batch * cell.optimizer.grad_accum
+    if prompts % (pieces * ranks):
+        groups = prompts // pieces if prompts % pieces == 0 else 1
+        legal = ", ".join(str(n) for n in range(1, groups + 1) if groups % n == 0)
+        way_out = (
+            f"Or make task.num_prompts={prompts} a multiple of {pieces * ranks}: minibatches x grad_accum x ranks."
+        )
+        raise OptionError("model.ranks", ranks, f"{legal}: ranks share a micro-batch in whole groups", way_out)
+    if cell.device not in ("cpu", "cuda"):
+        raise OptionError("device", cell.device, f"cpu or cuda with model.ranks={ranks}", "A rank has its own device.")
 
 
 def _check_anchor(cell: Cell, name: str, anchor: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from stalefront.advantage import Advantages
 from stalefront.batch import RolloutBatch
 
@@ -31,8 +33,8 @@ def batch_columns(batch: RolloutBatch, advantages: Advantages) -> dict[str, Any]
 
 def validate(cell: Cell, parts: Parts, step: int) -> dict[str, Any]:
     """One sampled answer to each held-out prompt, keyed by (seed, step, row)."""
-    rewards: list[float] = []
-    for rows, prompts in parts.validation:
+    reward_N = torch.zeros(cell.validation.num_samples, dtype=torch.float64)
+    for first_row, rows, prompts in parts.validation:
         samples = parts.sampler.sample(
             parts.model,
             prompts,
@@ -40,9 +42,13 @@ def validate(cell: Cell, parts: Parts, step: int) -> dict[str, Any]:
             seed=cell.seed,
             purpose=VALIDATION,
             batch=step,
-            first_row=len(rewards),
+            first_row=first_row,
         )
-        rewards += cell.task.score(rows, samples.texts, samples.completion_ids)
+        reward = cell.task.score(rows, samples.texts, samples.completion_ids)
+        reward_N[first_row : first_row + len(rows)] = torch.tensor(reward, dtype=torch.float64)
+    # Every row has a reward on one rank and 0 on the others.
+    parts.ranks.sum_([reward_N])
+    rewards = reward_N.tolist()
     return {
         "reward_val": sum(rewards) / len(rewards),
         "reward_val_n": len(rewards),

@@ -36,12 +36,13 @@ def run_loop(cell: Cell, parts: Parts, session: Session) -> str:
         learner.load_state_dict(state)
     while learner.step < cell.steps:
         update, row = learner.advance()
+        stop, due = session.agree(learner.step)
         session.record(row)
         if not update.finite:
             return "non-finite"
-        if session.stop_requested or session.checkpoint_due(learner.step):
+        if stop or due:
             session.save_checkpoint(learner.step, learner.state_dict())
-        if session.stop_requested and learner.step < cell.steps:
+        if stop and learner.step < cell.steps:
             return "interrupted"
     return "completed"
 
@@ -75,6 +76,7 @@ class Learner:
             self.step += 1
             self.step_in_batch += 1
             update = self.updater.apply(self.step, columns.pop("step_scale"))
+            self.parts.ranks.check_same("the norm of the parameters", update.param_norm)
             self.version += update.stepped
         row = {
             "step": self.step,
@@ -93,14 +95,15 @@ class Learner:
 
     def _backward(self, batch: RolloutBatch, advantages: Advantages) -> dict[str, Any]:
         """Accumulate the gradient of this step's part of the batch; returns its columns."""
-        cell, temperature = self.cell, self.cell.task.temperature
+        cell, ranks, temperature = self.cell, self.parts.ranks, self.cell.task.temperature
         pieces = self.parts.minibatch_rows[self.step_in_batch % cell.delay.parts_per_batch]
         mask_BT = batch.mask_BT[torch.cat(pieces)]
         reduction = reduction_BT(mask_BT, cell.loss.reduction, max_completion_length=cell.task.max_completion_length)
         self.updater.zero_grad()
         seen: list[Seen] = []
         for rows, reduction_piece in zip(pieces, torch.split(reduction, [len(r) for r in pieces]), strict=True):
-            piece = batch.rows(rows)
+            mine = ranks.share(rows)
+            piece = batch.rows(mine)
             theta = token_logps(
                 self.parts.model, piece.tokens_BT, piece.position_BT, piece.mask_BT, temperature=temperature
             )
@@ -109,13 +112,15 @@ class Learner:
                 logp_old_BT=piece.logp_old_BT,
                 logp_behav_BT=piece.logp_behav_BT,
                 logp_ref_BT=piece.logp_ref_BT,
-                advantage_B=advantages.advantage_B[rows],
+                advantage_B=advantages.advantage_B[mine],
                 mask_BT=piece.mask_BT,
             )
             weights = chain(cell.correction, inputs)
-            value = cell.loss(inputs, weights, reduction_piece)
+            value = cell.loss(inputs, weights, ranks.share(reduction_piece))
             torch.autograd.backward(value.loss)
-            seen.append(Seen(inputs.detach(), weights, value.detach(), theta.entropy_BT))
+            seen.append(Seen(inputs.detach(), weights, value.detach(), theta.entropy_BT).of_all_ranks(ranks))
+        # Weights of tokens are those of the whole part, so that gradients add up over micro-batches and over ranks.
+        ranks.sum_(self.updater.gradients())
         return step_columns(seen)
 
     def validation(self, step: int) -> dict[str, Any]:

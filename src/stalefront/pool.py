@@ -18,13 +18,14 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
-from stalefront.claims import latest, launcher_runs
+from stalefront.claims import Jobs, latest, launcher_runs
 from stalefront.compose import Planned
 from stalefront.observe import Observed, observe
+from stalefront.outcome import record_death
 from stalefront.paths import CellPaths
 from stalefront.slots import Slots
 from stalefront.warm import warm_context
-from stalefront.worker import TAKEN, Order, record_death, work
+from stalefront.worker import TAKEN, Order, work
 
 POLL_S = 0.25
 # Between two looks at cells that other processes run.
@@ -127,6 +128,11 @@ class Pool:
         Id of this launcher, for the claims.
     tell, say
         Called about four times a second; called with a sentence for the user.
+    in_job : bool
+        The pool has an allocation for itself: SIGUSR2 stops it too, a second signal means no more than the first, and
+        a cell that another process has is left to it.
+    jobs
+        What is known about Slurm jobs.
     """
 
     def __init__(
@@ -137,8 +143,11 @@ class Pool:
         *,
         tell: Callable[[], None],
         say: Callable[[str], None],
+        in_job: bool = False,
+        jobs: Jobs | None = None,
     ) -> None:
         self.tasks, self.slots, self.launcher, self.tell, self.say = tasks, slots, launcher, tell, say
+        self.in_job, self.jobs = in_job, jobs
         self.stopped_by: int | None = None
         self.killed = False
         self._looked = 0.0
@@ -180,7 +189,7 @@ class Pool:
         """Tasks whose process has ended, after at most `POLL_S`."""
         here = [task for task in self.tasks if task.phase == "here"]
         # Where the parent of all cells is gone, nobody tells how they end; that they do is seen.
-        ended = [task for task in here if task.process is None and not observe(task.paths).live]
+        ended = [task for task in here if task.process is None and not observe(task.paths, self.jobs).live]
         running = {task.process.sentinel: task for task in here if task.process}
         if not running:
             time.sleep(POLL_S)
@@ -189,11 +198,11 @@ class Pool:
     def _reap(self, ended: Sequence[Task]) -> None:
         for task in ended:
             code = _exit_code(task)
-            task.process, task.seen = None, observe(task.paths)
+            task.process, task.seen = None, observe(task.paths, self.jobs)
             ours = task.seen.attempt <= task.attempt and code != TAKEN
             if ours and task.seen.live:
                 continue
-            task.phase, task.ended = "over" if ours else "elsewhere", time.monotonic()
+            task.phase, task.ended = "over" if ours or self.in_job else "elsewhere", time.monotonic()
             self.slots.give_back(task.planned.cell, task.gpu)
             if ours and not (task.seen.recorded and task.seen.attempt == task.attempt):
                 self._bury(task, code)
@@ -205,7 +214,7 @@ class Pool:
         else:
             state, reason = "failed", f"its process ended early: {exit_text(code)}"
         record_death(task.paths, task.attempt, state, reason)
-        task.seen = observe(task.paths)
+        task.seen = observe(task.paths, self.jobs)
 
     def _look_around(self) -> list[Task]:
         """Refresh what is known; returns tasks of other processes that have become ours to run."""
@@ -214,12 +223,12 @@ class Pool:
         self._looked = time.monotonic()
         for task in self.tasks:
             if task.phase == "here":
-                task.seen = observe(task.paths)
+                task.seen = observe(task.paths, self.jobs)
                 task.pace.note(task.seen.step, self._looked)
         return [task for task in self.tasks if task.phase == "elsewhere" and self._is_ours_now(task)]
 
     def _is_ours_now(self, task: Task) -> bool:
-        task.seen = observe(task.paths)
+        task.seen = observe(task.paths, self.jobs)
         if task.seen.live:
             task.lost_since = None
             return False
@@ -241,7 +250,7 @@ class Pool:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *([signal.SIGUSR2] if self.in_job else [])]
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             yield
@@ -250,7 +259,7 @@ class Pool:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        self.killed = self.stopped_by is not None
+        self.killed = self.stopped_by is not None and not self.in_job
         self.stopped_by = self.stopped_by or number
 
     def _pass_on_stop(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -47,6 +48,19 @@ class Samples:
     truncated_B: Tensor
     completion_ids: list[list[int]]
     texts: list[str]
+
+    def widened(self, width: int, pad: int) -> Samples:
+        """The same sequences with padding after them, `width` columns in all: as if longer ones were among them."""
+        more = width - self.tokens_BT.shape[1]
+        right = functools.partial(torch.nn.functional.pad, pad=(0, more))
+        counted = torch.arange(1, more + 1, device=self.position_BT.device)
+        return replace(
+            self,
+            tokens_BT=right(self.tokens_BT, value=pad),
+            position_BT=torch.cat([self.position_BT, self.position_BT[:, -1:] + counted], 1),
+            mask_BT=right(self.mask_BT),
+            logp_behav_BT=right(self.logp_behav_BT),
+        )
 
 
 class Sampler:

@@ -14,6 +14,7 @@ from typing import Any
 
 from stalefront.choice import OptionError
 from stalefront.paths import CellPaths
+from stalefront.ranks import SINGLE, RankError, Ranks
 from stalefront.record import StepWriter, read_rows, rewind
 
 
@@ -41,6 +42,10 @@ class Session:
         Learner steps, or minutes with suffix `m`.
     on_status
         Called with (step, latest validation reward or None) after every record.
+    ranks
+        The processes that share the cell; the first of them writes.
+    asked
+        Whether the first rank finds a request to stop that came by another way than a signal.
     """
 
     def __init__(
@@ -50,8 +55,11 @@ class Session:
         attempt: int,
         checkpoint_every: int | str,
         on_status: Callable[[int, float | None], None],
+        ranks: Ranks = SINGLE,
+        asked: Callable[[], bool] = lambda: False,
     ) -> None:
         self.paths, self.attempt, self.on_status = paths, attempt, on_status
+        self.ranks, self.asked = ranks, asked
         self.every_steps, self.every_seconds = parse_interval(checkpoint_every)
         self.stop_requested = False
         self.resumed_from_step = 0
@@ -74,7 +82,14 @@ class Session:
 
         Rows that the continuation will compute again are moved to `attempts/<n>/steps.jsonl` first. A checkpoint that
         cannot be read, or whose rows are not all there, is set aside with them: the cell starts over and says so.
+        Of several ranks the first does that, and the others read what it left.
         """
+        with self.ranks.first_goes_first():
+            state = self._continued()
+        self.ranks.check_same("the step to continue from", self.resumed_from_step if state else -1)
+        return state
+
+    def _continued(self) -> dict[str, Any] | None:
         state = self._readable_checkpoint()
         rows = [] if state is None else [r for r in read_rows(self.paths.steps) if r["step"] <= state["step"]]
         if state is not None and [row["step"] for row in rows] != list(range(state["step"] + 1)):
@@ -99,7 +114,9 @@ class Session:
         if not self.paths.checkpoint.exists():
             return None
         try:
-            state: dict[str, Any] = torch.load(self.paths.checkpoint, weights_only=True)
+            state: dict[str, Any] = torch.load(
+                self.paths.checkpoint, weights_only=True, map_location=self.ranks.map_location
+            )
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as problem:
             self._start_over(f"the checkpoint cannot be read ({type(problem).__name__})")
             return None
@@ -107,6 +124,8 @@ class Session:
 
     def _start_over(self, why: str) -> None:
         """Set the checkpoint aside and note the reason."""
+        if not self.ranks.leads:
+            raise RankError(f"rank {self.ranks.rank} cannot continue from what the first rank continues from: {why}")
         self.warnings.append(
             f"started over: {why}; what there was lies in {self._earlier.relative_to(self.paths.root)}"
         )
@@ -115,13 +134,19 @@ class Session:
 
     def record(self, row: dict[str, Any]) -> None:
         """Append a step record and tell the status."""
-        if self._writer is None:
-            self._writer = StepWriter(self.paths.steps)
-        self._writer.append(row)
+        if self.ranks.leads:
+            self._writer = self._writer or StepWriter(self.paths.steps)
+            self._writer.append(row)
         self.last_step = int(row["step"])
         if row.get("reward_val") is not None:
             self.reward_val = float(row["reward_val"])
         self.on_status(self.last_step, self.reward_val)
+
+    def agree(self, step: int) -> tuple[bool, bool]:
+        """Whether to stop after this learner step, and whether a checkpoint is due; the same on all ranks."""
+        asked = self.stop_requested or (self.ranks.leads and self.asked())
+        stop, due = self.ranks.any(asked, self.checkpoint_due(step))
+        return stop, due
 
     def checkpoint_due(self, step: int) -> bool:
         """True when the interval has passed."""
@@ -130,7 +155,12 @@ class Session:
         return time.monotonic() - self._saved_at >= float(self.every_seconds or 0)
 
     def save_checkpoint(self, step: int, state: dict[str, Any]) -> None:
-        """Write a checkpoint in one step; the one before it is valid until then."""
+        """Write a checkpoint in one step; the one before it is valid until then. All ranks hold the same state."""
+        if self.ranks.leads:
+            self._write_checkpoint(state)
+        self._saved_at = time.monotonic()
+
+    def _write_checkpoint(self, state: dict[str, Any]) -> None:
         import torch
 
         path = self.paths.checkpoint
@@ -143,7 +173,6 @@ class Session:
             out.flush()
             os.fsync(out.fileno())
         os.replace(tmp, path)
-        self._saved_at = time.monotonic()
 
     def close(self) -> None:
         """Close the step file."""

@@ -20,7 +20,7 @@ class Slots:
     free : int
         Cores, or workers, that are not taken.
     by_threads : bool
-        A cell takes as many as it has threads; otherwise it takes one.
+        A cell takes as many as its ranks have threads; otherwise it takes one.
     gpus : list or None
         CUDA devices that are not taken; None when cells are not bound to devices.
     """
@@ -35,26 +35,36 @@ class Slots:
 
     def cost(self, cell: Cell) -> int:
         """Slots that a cell takes."""
-        return min(cell.threads, self.total) if self.by_threads else 1
+        if self.gpus is not None:
+            return devices(cell)
+        return min(cell.threads * cell.model.ranks, self.total) if self.by_threads else 1
 
     def fits(self, cell: Cell) -> bool:
         """True when there is enough for a cell now."""
         return self.cost(cell) <= self.free
 
     def take(self, cell: Cell) -> str | None:
-        """Take what a cell needs; returns its device, None where cells are not bound to devices."""
+        """Take what a cell needs; returns its devices (`0,1`), None where cells are not bound to devices."""
         self.free -= self.cost(cell)
-        return self.gpus.pop(0) if self.gpus is not None else None
+        if self.gpus is None:
+            return None
+        taken, self.gpus = self.gpus[: devices(cell)], self.gpus[devices(cell) :]
+        return ",".join(taken)
 
     def give_back(self, cell: Cell, gpu: str | None) -> None:
         """Free what a cell had."""
         self.free += self.cost(cell)
         if self.gpus is not None and gpu is not None:
-            self.gpus.append(gpu)
+            self.gpus += gpu.split(",")
+
+
+def devices(cell: Cell) -> int:
+    """Devices that a cell takes where cells are bound to devices: one a rank."""
+    return cell.model.ranks if cell.device.startswith("cuda") else 1
 
 
 def make_slots(workers: int | None, gpus: Sequence[int | str], cells: Sequence[Cell]) -> Slots:
-    """Slots of a launch: `workers` of them, one a GPU (those listed, or all of them), or as many as the cores carry."""
+    """Slots of a launch: `workers` of them, GPUs (those listed, or all of them), or as many as the cores carry."""
     if workers is not None and workers < 1:
         raise OptionError("hydra.launcher.workers", workers, "a whole number of at least 1, or null")
     on_cuda = [cell.device for cell in cells if cell.device.startswith("cuda")]
@@ -66,14 +76,20 @@ def make_slots(workers: int | None, gpus: Sequence[int | str], cells: Sequence[C
     if not gpus:
         return Slots(workers or cores(), by_threads=workers is None, gpus=None)
     if workers is not None:
-        raise OptionError("hydra.launcher.workers", workers, "null with hydra.launcher.gpus", "One cell a GPU runs.")
+        raise OptionError(
+            "hydra.launcher.workers", workers, "null with hydra.launcher.gpus", "A cell runs on its own GPUs."
+        )
     check_gpus(gpus, cells)
     bound = next((device for device in on_cuda if ":" in device), None)
     if bound is not None:
         legal = "cuda with hydra.launcher.gpus: every cell sees one device"
         raise OptionError("device", bound, legal, "Leave out the index.")
-    devices = [_visible(gpu) for gpu in gpus]
-    return Slots(len(devices), by_threads=False, gpus=devices)
+    most = max(cells, key=devices)
+    if devices(most) > len(gpus):
+        legal = f"at most {len(gpus)}: one device a rank of hydra.launcher.gpus={list(gpus)}"
+        raise OptionError("model.ranks", most.model.ranks, legal, "List more devices, or run fewer ranks.")
+    names = [_visible(gpu) for gpu in gpus]
+    return Slots(len(names), by_threads=False, gpus=names)
 
 
 def check_gpus(gpus: Sequence[int | str], cells: Sequence[Cell]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from stalefront.batch import RolloutBatch
 from stalefront.model import clean_copy
 from stalefront.policy import token_logps
+from stalefront.rollout import Prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -90,20 +91,34 @@ class BatchSource:
         task, parts = self.cell.task, self.parts
         rows = task.train_rows(self.cell.seed, index)
         prompts = parts.sampler.pad(task.encode(rows, parts.tokenizer), parts.device)
+        mine = parts.ranks.span(len(rows))
         samples = parts.sampler.sample(
             model,
-            prompts,
+            Prompts(prompts.tokens_PL[mine], prompts.position_PL[mine]),
             num_generations=task.num_generations,
             seed=self.cell.seed,
             purpose=TRAIN,
             batch=index,
+            first_row=mine.start * task.num_generations,
         )
-        columns = [row for row in rows for _ in range(task.num_generations)]
+        columns = [row for row in rows[mine] for _ in range(task.num_generations)]
         reward = task.score(columns, samples.texts, samples.completion_ids)
-        return self._batch(samples, reward, index, version, version if trainer_version is None else trainer_version)
+        whole, reward_B = self._of_all_ranks(samples, reward)
+        return self._batch(whole, reward_B, index, version, version if trainer_version is None else trainer_version)
+
+    def _of_all_ranks(self, samples: Samples, reward: list[float]) -> tuple[Samples, Tensor]:
+        """Sequences and rewards of every rank in the order of rows, as wide as the longest; texts stay this rank's."""
+        ranks = self.parts.ranks
+        width = int(max(ranks.numbers(samples.tokens_BT.shape[1])))
+        wide = samples.widened(width, self.parts.sampler.tokenizer.pad_token_id)
+        names = ("tokens_BT", "position_BT", "mask_BT", "logp_behav_BT", "truncated_B")
+        reward_B = torch.tensor(reward, dtype=torch.float64, device=wide.mask_BT.device)
+        *gathered, reward_B = ranks.gather([*(getattr(wide, name) for name in names), reward_B])
+        columns: dict[str, Any] = dict(zip(names, gathered, strict=True))
+        return replace(wide, **columns), reward_B
 
     def _batch(
-        self, samples: Samples, reward: list[float], index: int, version: int, trainer_version: int
+        self, samples: Samples, reward_B: Tensor, index: int, version: int, trainer_version: int
     ) -> RolloutBatch:
         mask, size = samples.mask_BT, samples.mask_BT.shape[0]
         zero = torch.zeros_like(samples.logp_behav_BT)
@@ -118,7 +133,7 @@ class BatchSource:
             logp_old_BT=zero,
             logp_ref_BT=zero,
             version_BT=torch.where(mask, version, -1),
-            reward_B=torch.tensor(reward, dtype=torch.float64, device=mask.device),
+            reward_B=reward_B,
             group_B=torch.arange(size, device=mask.device) // self.cell.task.num_generations,
             truncated_B=samples.truncated_B,
             scheduled_version_B=trainer_B,
@@ -136,12 +151,14 @@ class BatchSource:
         log θ/old must be exactly 0.
         """
         old, ref = torch.zeros_like(batch.logp_old_BT), torch.zeros_like(batch.logp_ref_BT)
-        for rows in (rows for part in self.parts.minibatch_rows for rows in part):
+        for rows in (self.parts.ranks.share(rows) for part in self.parts.minibatch_rows for rows in part):
             piece = batch.rows(rows)
             inputs = (piece.tokens_BT, piece.position_BT, piece.mask_BT)
             temperature = self.cell.task.temperature
             old[rows] = token_logps(model, *inputs, temperature=temperature).logp_BT
             ref[rows] = token_logps(self.parts.reference, *inputs, temperature=temperature).logp_BT
+        # Every row was scored by one rank and is 0 on the others.
+        self.parts.ranks.sum_([old, ref])
         return replace(batch, logp_old_BT=old, logp_ref_BT=ref)
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from stalefront.batch import LossInputs, RolloutBatch, Weights
 
 if TYPE_CHECKING:
     from stalefront.loss import LossValue
+    from stalefront.ranks import Ranks
 
 QUANTILES = (0.05, 0.5, 0.95)
 
@@ -28,6 +30,22 @@ class Seen(NamedTuple):
     weights: Weights | None
     value: LossValue
     entropy_BT: Tensor
+
+    def of_all_ranks(self, ranks: Ranks) -> Seen:
+        """The whole micro-batch, from the rows that each rank saw."""
+        inputs, weights, value = self.inputs, self.weights, self.value
+        names = [f.name for f in fields(inputs) if getattr(inputs, f.name) is not None]
+        tensors = [*(getattr(inputs, name) for name in names), *value._replace(loss=value.loss[None]), self.entropy_BT]
+        if weights is not None:
+            scale = torch.tensor([weights.step_scale], dtype=torch.float64, device=self.entropy_BT.device)
+            tensors += [weights.weight_BT, weights.keep_BT, scale]
+        found = iter(ranks.gather(tensors))
+        inputs = replace(inputs, **{name: next(found) for name in names})
+        value = type(value)(next(found).sum(), next(found), next(found))
+        entropy_BT = next(found)
+        if weights is not None:
+            weights = Weights(next(found), next(found), float(next(found).mean()))
+        return Seen(inputs, weights, value, entropy_BT)
 
 
 def step_columns(seen: Sequence[Seen]) -> dict[str, Any]:

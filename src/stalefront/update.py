@@ -64,16 +64,20 @@ class Updater:
         """Forget accumulated gradients."""
         self.torch.zero_grad(set_to_none=True)
 
+    def gradients(self) -> list[Tensor]:
+        """Accumulated gradient of every parameter; zero where nothing has reached it."""
+        for p in self.params:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        return [p.grad for p in self.params if p.grad is not None]
+
     def apply(self, step: int, lr_scale: float = 1.0) -> Update:
         """Clip the accumulated gradient, step at the scheduled rate times `lr_scale`, and measure.
 
         The applied gradient is what the optimizer sees: after clipping, and for `nsgd` after division by its norm.
         A non-finite gradient is applied like any other: what it does to the weights is an observation.
         """
-        for p in self.params:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-        grads = [p.grad for p in self.params if p.grad is not None]
+        grads = self.gradients()
         raw, factor = self._clip(grads)
         gradient, before = flat(grads), flat(self.params)
         lr = self.options.lr_at(step)

@@ -12,6 +12,7 @@ import torch
 
 from stalefront.files import locked
 from stalefront.keys import keyed
+from stalefront.ranks import SINGLE, Ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,17 +24,17 @@ if TYPE_CHECKING:
 IGNORED = -100
 
 
-def start_model(cell: Cell, tokenizer: PreTrainedTokenizerBase, cache: Path) -> PreTrainedModel:
+def start_model(cell: Cell, tokenizer: PreTrainedTokenizerBase, cache: Path, ranks: Ranks = SINGLE) -> PreTrainedModel:
     """π₀ of a cell: the model as built or loaded, after its warm-up if it has one.
 
     The warm-up's result is kept in `cache` under a hash of everything that shapes it, and every cell of a seed
-    starts from that file; a second process that needs it waits for the first.
+    starts from that file; a second process that needs it waits for the first. Of several ranks the first makes it.
     """
     model = cell.model.build(tokenizer, cell.seed).to(cell.device)
     if cell.model.warmup is None:
         return model
     path = cache / f"warmup-{_key(cell)}.pt"
-    with locked(path.with_suffix(".lock")):
+    with ranks.first_goes_first(), locked(path.with_suffix(".lock")):
         if not path.exists():
             train(model, tokenizer, cell.task, cell.model.warmup, cell.seed)
             tmp = path.with_suffix(f".{os.getpid()}.tmp")
@@ -44,10 +45,10 @@ def start_model(cell: Cell, tokenizer: PreTrainedTokenizerBase, cache: Path) -> 
 
 
 def _key(cell: Cell) -> str:
-    """Hash of what shapes the result; sampling options of the task do not."""
+    """Hash of what shapes the result; sampling options of the task and the number of ranks do not."""
     sampling = ("num_prompts", "num_generations", "max_completion_length", "temperature")
     parts = {
-        "model": cell.model.identity(),
+        "model": {k: v for k, v in cell.model.identity().items() if k != "ranks"},
         "task": {k: v for k, v in cell.task.identity().items() if k not in sampling},
         "numbers": [cell.seed, cell.device, cell.threads, torch.__version__],
     }

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stalefront.claims import keep_alive, take
-from stalefront.files import read_json, write_json
-from stalefront.observe import read_tail
+from stalefront.files import read_json
 from stalefront.paths import CellPaths
 
 # Exit codes beside 0: another process claimed the attempt first; the cell did not end completed or non-finite.
 TAKEN, UNFINISHED = 75, 1
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-LOG_TAIL_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Order:
     fresh : bool
         Start over: records and checkpoint of earlier attempts are set aside first.
     gpu : str or None
-        CUDA device that the process may see; None leaves the environment as it is.
+        CUDA devices that the process may see, as in `0,1`; None leaves the environment as it is.
     """
 
     root: Path
@@ -46,7 +44,7 @@ def work(order: Order) -> None:
     # A terminal sends its signals to every process of the group; the launcher decides what they mean for cells.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGUSR2})
     paths = CellPaths(order.root)
     if not take(paths, order.attempt, order.launcher):
         sys.exit(TAKEN)
@@ -56,8 +54,11 @@ def work(order: Order) -> None:
     os.environ |= dict.fromkeys(THREAD_VARIABLES, str(order.threads))
     if order.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = order.gpu
+    from stalefront.ranked import ranks_of, run_ranks
     from stalefront.run import run_cell
 
+    if ranks_of(paths) > 1:
+        sys.exit(0 if run_ranks(paths, order.attempt) in ("completed", "non-finite") else UNFINISHED)
     outcome = run_cell(order.root, attempt=order.attempt)
     if outcome["error"]:
         print(outcome["error"], file=sys.stderr)
@@ -100,52 +101,6 @@ def write_to_log(log: Path, attempt: int) -> None:
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.enable(file=2)
-    from stalefront.run import utc_now
+    from stalefront.outcome import utc_now
 
     print(f"--- attempt {attempt}, pid {os.getpid()}, {utc_now()} ---")
-
-
-def record_death(paths: CellPaths, attempt: int, state: str, reason: str) -> None:
-    """Write the outcome of an attempt whose process ended without writing one."""
-    import datetime
-    import socket
-
-    from stalefront.run import code_version, utc_now, versions
-
-    config, status = read_json(paths.config), read_json(paths.status) or {}
-    mine = status if status.get("attempt") == attempt else {}
-    started = str(mine.get("started_utc") or utc_now())
-    began = datetime.datetime.strptime(started, "%Y-%m-%dT%H:%M:%S%z")
-    last_step = read_tail(paths.steps).last_step
-    outcome = {
-        "cell_id": config["cell_id"],
-        "state": state,
-        "reason": reason,
-        "error": log_tail(paths.log),
-        "attempt": attempt,
-        "resumed_from_step": None,
-        "last_step": last_step,
-        "steps": config["cell"]["steps"],
-        "started_utc": started,
-        "finished_utc": utc_now(),
-        "wall_s": (datetime.datetime.now(datetime.UTC) - began).total_seconds(),
-        "cpu_s": None,
-        "peak_rss_bytes": None,
-        "host": socket.gethostname(),
-        "device_name": None,
-        **code_version(),
-        "versions": versions(),
-        "warnings": [],
-    }
-    write_json(paths.outcome, outcome)
-    if mine:
-        write_json(paths.status, {**mine, "state": state, "reason": reason, "updated_utc": utc_now()})
-
-
-def log_tail(log: Path) -> str:
-    """Last lines of a log."""
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return ""
-    return "\n".join(lines[-LOG_TAIL_LINES:])

@@ -45,6 +45,7 @@ class TRL(Engine):
         require(loss in LOSSES, "loss", loss, ", ".join(LOSSES))
         names = [correction.choice() for correction in cell.correction]
         require(not names, "correction", names, "none")
+        require(cell.model.ranks == 1, "model.ranks", cell.model.ranks, "1")
         require(optimizer.kind != "nsgd", "optimizer.kind", optimizer.kind, "adamw or sgd")
         # TRL divides every micro-batch of bnpo by its own tokens, so the split would change the loss.
         whole = loss != "bnpo" or optimizer.grad_accum == 1

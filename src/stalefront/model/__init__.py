@@ -52,6 +52,9 @@ class Model(Choice):
     arguments of `AutoConfig.for_model`, `model_type` included) is set. A model built from `config` has fresh weights
     and a character tokenizer over `alphabet`.
 
+    Every one of the `ranks` processes of a cell holds the whole model and computes its part of the rows. Sums over rows
+    are taken in another order then, so their number is part of the identity.
+
     A cell is identified by what a local checkpoint holds, wherever it lies (see `stalefront.digest.model_digest`: of
     files above one megabyte the size and both ends are looked at), and by the name of one on a hub.
     """
@@ -62,9 +65,11 @@ class Model(Choice):
     alphabet: str | None
     dtype: Literal["float32", "bfloat16", "float16"]
     warmup: Warmup | None
+    ranks: int
 
     def check(self) -> None:
-        """One source of weights, and it is there."""
+        """One source of weights, and it is there; at least one rank."""
+        self.require(is_count(self.ranks), "ranks", "a whole number of at least 1")
         one = (self.checkpoint is None) != (self.config is None)
         self.require(one, "checkpoint", "set exactly when model.config is null", "Set one of the two.")
         if self.config is not None:
