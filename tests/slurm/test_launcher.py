@@ -251,3 +251,19 @@ def test_a_refused_submission_says_why_and_keeps_the_cells_planned(cluster, slur
     assert "invalid partition" in out.lower()
     assert states(sweep.root) == {"planned": 2}
     assert sweep.run("seed=0,1") == 0
+
+
+def test_a_cell_of_two_ranks_runs_on_two_nodes_and_survives_a_signal(cluster, slurm_sweep, tmp_path, wait_until):
+    sweep = slurm_sweep(tmp_path / "sweep")
+    process = sweep.start("seed=0", "model.ranks=2", "slurm.nodes=2", "steps=120", "run.checkpoint_every=2")
+    (folder,) = wait_until(
+        lambda: [f for f in cells(sweep.root).values() if (seen := observe(CellPaths(f))).live and seen.step >= 6], 180
+    )
+    job = observe(CellPaths(folder)).job
+    assert cluster.job(job)["NumNodes"] == "2"
+    cluster.scancel("--signal=USR2", job)
+    code, out = ended(process)
+    assert code == 0, out
+    outcome = read_json(folder / "outcome.json")
+    assert (outcome["state"], outcome["attempt"], outcome["last_step"]) == ("completed", 2, 120)
+    assert outcome["resumed_from_step"] > 0
