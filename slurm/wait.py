@@ -5,17 +5,17 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
 from stalefront.files import locked
-from stalefront.observe import observe
+from stalefront.observe import Observed, observe
 from stalefront.paths import SweepPaths
 from stalefront.pool import Task
 from stalefront.slurm.batches import Batch, folder, read_batch, write_batch
 from stalefront.slurm.queue import Queue, ended, read_queue
-from stalefront.slurm.settle import GRACE_S, lost_jobs, settle_job
+from stalefront.slurm.settle import GRACE_S, is_lost, settle_job
 
 # Between two calls of `tell` and two looks for a signal.
 TICK_S = 0.25
@@ -69,6 +69,7 @@ class Watch:
         self.paths, self.poll_s, self.stop, self.tell, self.note = paths, poll_s, stop, tell, note
         self.batches = {batch.name: batch for batch in batches}
         self.open = {job: batch.name for batch in batches for job in batch.numbers()}
+        self._left = Counter(self.open.values())
         self.tasks = {task.planned.cell.cell_id: task for task in tasks}
         self._gone: dict[str, float] = {}
 
@@ -90,47 +91,54 @@ class Watch:
             return
         self.note(queue_text(queue, self.open))
         now = time.monotonic()
+        lost: dict[str, bool] = {}
         for job, name in list(self.open.items()):
             batch, found = self.batches[name], queue.jobs.get(job)
             if found is None:
                 self._gone.setdefault(job, now)
-                self._observe(batch, job, queue)
+                lost[job] = is_lost(batch, job, self._observe(batch, job, queue))
             else:
                 self._gone.pop(job, None)
                 if found.alive:
                     self._observe(batch, job, queue)
-        self._settle(queue, now)
+        self._settle(queue, now, lost)
 
-    def _observe(self, batch: Batch, job: str, queue: Queue) -> None:
+    def _observe(self, batch: Batch, job: str, queue: Queue) -> dict[str, Observed]:
+        """What the directories of a job's cells say now."""
+        found = {}
         for cell_id in batch.cells[batch.index(job)]:
             task = self.tasks.get(cell_id)
+            found[cell_id] = seen = observe(self.paths.cell(cell_id), queue)
             if task is not None:
-                task.seen = observe(task.paths, queue)
-                task.pace.note(task.seen.step, time.monotonic())
+                task.seen = seen
+                task.pace.note(seen.step, time.monotonic())
+        return found
 
-    def _settle(self, queue: Queue, now: float) -> None:
+    def _settle(self, queue: Queue, now: float, lost: Mapping[str, bool]) -> None:
         """Close the jobs that are gone: at once when all their cells have spoken, else after a while."""
-        for name in {self.open[job] for job in self._gone}:
-            batch = self.batches[name]
-            lost = set(lost_jobs(self.paths, batch, queue))
-            over = [job for job in self._gone if self.open[job] == name]
-            late = [job for job in over if job in lost and now - self._gone[job] >= GRACE_S]
-            if late:
-                with locked(self.paths.submit_lock):
-                    for job, end in ended(late).items():
-                        settle_job(self.paths, batch, job, end, queue)
-            for job in over:
-                if job not in lost or job in late:
-                    self._close(batch, job, queue)
+        late = [job for job, is_so in lost.items() if is_so and now - self._gone[job] >= GRACE_S]
+        told: set[str] = set()
+        if late:
+            with locked(self.paths.submit_lock):
+                for job, end in ended(late).items():
+                    if not end.final:
+                        continue  # requeued this very moment
+                    told.add(job)
+                    batch = self.batches[self.open[job]]
+                    settle_job(self.paths, batch, job, end, queue)
+                    self._observe(batch, job, queue)
+        for job, is_so in lost.items():
+            if not is_so or job in told:
+                self._close(self.batches[self.open[job]], job)
 
-    def _close(self, batch: Batch, job: str, queue: Queue) -> None:
-        self._observe(batch, job, queue)
+    def _close(self, batch: Batch, job: str) -> None:
         for cell_id in batch.cells[batch.index(job)]:
             task = self.tasks.get(cell_id)
             if task is not None:
                 task.phase, task.ended = "over", time.monotonic()
         del self.open[job], self._gone[job]
-        if batch.name not in self.open.values():
+        self._left[batch.name] -= 1
+        if not self._left[batch.name]:
             with locked(self.paths.submit_lock):
                 # Another process may have added the number of the report's job.
                 stored = read_batch(folder(self.paths, batch.name))

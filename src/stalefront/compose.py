@@ -111,6 +111,7 @@ class Composer:
         self._parser = OverridesParser.create(config_loader=loader)
         self._parsed: dict[str, Override] = {}
         self._structural: dict[str, bool] = {}
+        self._options: dict[str, list[str]] = {}
         self._variants: dict[tuple[str, ...], Variant] = {}
 
     def parse(self, override: str) -> Override:
@@ -121,7 +122,10 @@ class Composer:
 
     def options(self, group: str) -> list[str]:
         """Choices of a configuration group; empty when there is no such group."""
-        return list(self._loader.get_group_options(group))
+        # Hydra copies its sources at every question, and every distinct override asks one.
+        if group not in self._options:
+            self._options[group] = list(self._loader.get_group_options(group))
+        return self._options[group]
 
     def is_structural(self, override: str) -> bool:
         """True when only Hydra can apply the override: a choice of a group, an addition, a deletion, a mapping."""
