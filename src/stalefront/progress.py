@@ -166,7 +166,8 @@ class Progress:
         reward = "" if task.seen.reward_val is None else f"{task.seen.reward_val:.2f}"
         reward += " collapsed" if self._looks_collapsed(task) else ""
         step = str(task.seen.step) if task.seen.step else "starting"
-        where = " (another launcher's)" if task.phase == "elsewhere" else ""
+        elsewhere = f" (job {task.seen.job})" if task.seen.job else " (another launcher's)"
+        where = elsewhere if task.phase == "elsewhere" else ""
         return self._labels[task.planned.cell.cell_id] + where, step, str(task.planned.cell.steps), reward
 
 
