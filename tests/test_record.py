@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stalefront.record import COLUMNS, NAMES, WALL_CLOCK, StepWriter, read_rows, rewind
+from stalefront.record import COLUMNS, FAMILIES, NAMES, WALL_CLOCK, StepWriter, read_rows, rewind
 
 DATA_FLOW = Path(__file__).parents[1] / "docs" / "data_flow.md"
 
@@ -31,6 +31,13 @@ def test_non_finite_numbers_come_back_and_null_is_not_nan(tmp_path):
 def test_an_undeclared_column_is_an_error(tmp_path):
     with pytest.raises(KeyError, match="speed"):
         write(tmp_path / "steps.jsonl", [{"step": 1, "speed": 3}])
+
+
+def test_a_column_of_a_family_follows_the_declared_ones(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    write(path, [{"removed_icepop_frac": 0.5, "step": 1}])
+    (row,) = read_rows(path)
+    assert tuple(row) == (*NAMES, "removed_icepop_frac")
 
 
 def test_a_torn_last_line_is_left_out_and_the_next_writer_is_not_glued_to_it(tmp_path):
@@ -64,7 +71,7 @@ def test_a_broken_line_in_the_middle_is_an_error(tmp_path):
 def test_every_column_is_documented():
     text = DATA_FLOW.read_text()
     pairs = ("theta_mu", "theta_old", "old_mu")
-    for column in COLUMNS:
+    for column in (*COLUMNS, *FAMILIES):
         pair = next((p for p in pairs if column.name.startswith(f"{p}_")), None)
         shown = column.name if pair is None else column.name.replace(pair, "", 1)
         assert shown.removeprefix("_").replace("logratio", "") in text.replace("logratio", ""), column.name

@@ -5,8 +5,17 @@ import math
 import pytest
 import torch
 
-from stalefront.batch import LossInputs
-from stalefront.stats import ess_frac, kl_reference_columns, log_ratio_stats, ratio_columns
+from stalefront.batch import LossInputs, Weights
+from stalefront.cell import make_choice
+from stalefront.correction import chain
+from stalefront.stats import (
+    ess_frac,
+    kept_columns,
+    kl_reference_columns,
+    log_ratio_stats,
+    ratio_columns,
+    weight_columns,
+)
 
 
 def inputs(theta, old, behav, mask=None):
@@ -75,3 +84,44 @@ def test_reference_kl_by_hand():
     assert got["kl_ref_k1_nats"] == pytest.approx((0.5 - 1.0) / 2)
     k3 = (math.exp(-0.5) + 0.5 - 1 + math.exp(1.0) - 1.0 - 1) / 2
     assert got["kl_ref_k3_nats"] == pytest.approx(k3)
+
+
+def weighted(weight, keep, removed=None):
+    removed = None if removed is None else torch.tensor(removed, dtype=torch.int8)
+    rules = () if removed is None else ("outlier_veto", "icepop")
+    return Weights(torch.tensor(weight, dtype=torch.float64), torch.tensor(keep), 1.0, removed, rules)
+
+
+def test_what_is_kept_and_who_removed_the_rest():
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    weights = weighted([[1.0, 2.0, 1.0], [1.0, 0.0, 9.0]], [[False, True, True], [False, True, True]],
+                       [[1, 0, 0], [1, 2, 0]])  # fmt: skip
+    got = kept_columns(weights, mask)
+    assert got == {
+        "tokens_kept_frac": pytest.approx(2 / 5),
+        "rows_kept_frac": 0.5,
+        "removed_outlier_veto_frac": pytest.approx(2 / 5),
+        "removed_icepop_frac": pytest.approx(1 / 5),
+    }
+    assert kept_columns(None, mask) == {"tokens_kept_frac": 1.0, "rows_kept_frac": 1.0}
+
+
+def test_weight_columns_by_hand():
+    mask = torch.tensor([[True, True, True, False]])
+    got = weight_columns(weighted([[1.0, 2.0, 5.0, 9.0]], [[True, True, False, True]]), mask)
+    # Over all three tokens, the rejected one with weight 0: (1 + 2)² / (3 (1 + 4)).
+    assert got["weight_ess_frac"] == pytest.approx(9 / 15)
+    assert got["weight_mean"] == pytest.approx(8 / 3)
+    assert got["mask_frac"] == pytest.approx(1 / 3)
+    nothing = weight_columns(weighted([[1.0, 2.0, 5.0, 9.0]], [[False, False, False, True]]), mask)
+    assert math.isnan(nothing["weight_ess_frac"])
+
+
+def test_shares_of_a_chain_sum_to_one(random_inputs, conf_choice):
+    inputs = random_inputs(spread=6.0, rows=12)
+    stems = ("outlier_veto", "token_mask", "icepop")
+    weights = chain([make_choice("correction", conf_choice("correction", stem)) for stem in stems], inputs)
+    got = kept_columns(weights, inputs.mask_BT)
+    assert list(got) == ["tokens_kept_frac", "rows_kept_frac", *(f"removed_{stem}_frac" for stem in stems)]
+    assert sum(value for name, value in got.items() if name != "rows_kept_frac") == pytest.approx(1.0, rel=1e-12)
+    assert got["tokens_kept_frac"] == pytest.approx(1 - weight_columns(weights, inputs.mask_BT)["mask_frac"])

@@ -38,6 +38,9 @@ class RolloutBatch:
         Experts chosen at rollout, for models that have them.
     index : int
         Rollout-batch index M, from 1.
+    entropy_behav_BT : float32, nats, or None
+        Entropy of the sampling weights' full distribution at the sampling temperature, by the trainer's forward; kept
+        only where a rule of the cell needs it.
     """
 
     tokens_BT: Tensor
@@ -56,6 +59,7 @@ class RolloutBatch:
     finished_version_B: Tensor
     routes_LBTK: Tensor | None
     index: int
+    entropy_behav_BT: Tensor | None = None
 
     def check(self, trainer_version: int) -> Self:
         """Raise `BatchError` unless the batch keeps the promises of its seam at `trainer_version`."""
@@ -74,9 +78,8 @@ class RolloutBatch:
 
     def rows(self, rows: Tensor) -> Self:
         """The sequences `rows`, in that order."""
-        picked: dict[str, Any] = {
-            f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name.endswith(("_B", "_BT"))
-        }
+        named = ((f.name, getattr(self, f.name)) for f in fields(self) if f.name.endswith(("_B", "_BT")))
+        picked: dict[str, Any] = {name: value[rows] for name, value in named if value is not None}
         routes = None if self.routes_LBTK is None else self.routes_LBTK[:, rows]
         return replace(self, **picked, routes_LBTK=routes)
 
@@ -92,7 +95,24 @@ class RolloutBatch:
 class LossInputs:
     """What a surrogate and a correction may look at; off-mask entries are 0 and carry no gradient.
 
-    `advantage_B` is one number a sequence; `logp_ref_BT` is None where no reference is known.
+    Attributes
+    ----------
+    logp_theta_BT, logp_old_BT, logp_behav_BT : nats
+    logp_ref_BT : or None
+        None where no reference is known.
+    advantage_B : (B,) or (B, T)
+        One number a sequence, or one a token.
+    mask_BT : bool
+        Completion tokens.
+    reward_B : (B,), or None
+    group_B : int64 (B,), or None
+        Which prompt a sequence belongs to.
+    lag_BT : int64, updates, or None
+        Trainer version minus the version that sampled the token.
+    entropy_behav_BT : nats, or None
+        Entropy of the behaviour policy's full distribution.
+    keep_BT : bool, or None
+        Tokens that corrections left in the loss, where a surrogate's own statistics leave the others out.
     """
 
     logp_theta_BT: Tensor
@@ -101,37 +121,98 @@ class LossInputs:
     logp_ref_BT: Tensor | None
     advantage_B: Tensor
     mask_BT: Tensor
+    reward_B: Tensor | None = None
+    group_B: Tensor | None = None
+    lag_BT: Tensor | None = None
+    entropy_behav_BT: Tensor | None = None
+    keep_BT: Tensor | None = None
 
     def __post_init__(self) -> None:
         # Zero off the mask before any exp: 0 · inf is NaN, so a later multiplication by the mask would be too late.
-        for name in ("logp_theta_BT", "logp_old_BT", "logp_behav_BT", "logp_ref_BT"):
+        for name in ("logp_theta_BT", "logp_old_BT", "logp_behav_BT", "logp_ref_BT", "entropy_behav_BT"):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, torch.where(self.mask_BT, value, torch.zeros_like(value)))
+        if self.advantage_B.dim() == 2:
+            object.__setattr__(self, "advantage_B", self.advantage_B.where(self.mask_BT, 0.0))
 
     def detach(self) -> LossInputs:
         """The same numbers without a graph."""
         return replace(self, logp_theta_BT=self.logp_theta_BT.detach())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every field that is there."""
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
+
+    def rows(self, rows: Tensor | slice) -> LossInputs:
+        """The sequences `rows`, in that order."""
+        return replace(self, **{name: value[rows] for name, value in self.tensors().items()})
+
+    @property
+    def advantage_B1(self) -> Tensor:
+        """Advantages in a shape that meets (B, T): (B, 1), or (B, T) where they differ from token to token."""
+        return self.advantage_B[:, None] if self.advantage_B.dim() == 1 else self.advantage_B
 
     @property
     def log_ratio_BT(self) -> Tensor:
         """log θ/old, with gradient."""
         return self.logp_theta_BT - self.logp_old_BT
 
-    def anchored_BT(self, anchor: str) -> Tensor:
-        """Detached log-ratio of the two policies that `anchor` (`theta/mu`, `old/mu`, `theta/old`) names."""
+    def policies_BT(self, anchor: str) -> tuple[Tensor, Tensor]:
+        """Log-probs of the two policies that `anchor` (`theta/mu`, `old/mu`, `theta/old`) names, with gradient."""
         policy = {"theta": self.logp_theta_BT, "old": self.logp_old_BT, "mu": self.logp_behav_BT}
         top, bottom = anchor.split("/")
-        return (policy[top] - policy[bottom]).detach()
+        return policy[top], policy[bottom]
+
+    def log_ratio_of_BT(self, anchor: str) -> Tensor:
+        """Log-ratio of the two policies that `anchor` names, with gradient."""
+        top_BT, bottom_BT = self.policies_BT(anchor)
+        return top_BT - bottom_BT
+
+    def anchored_BT(self, anchor: str) -> Tensor:
+        """The same, detached."""
+        return self.log_ratio_of_BT(anchor).detach()
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What corrections say: a factor a token, whether a token stays in the loss, and a factor on the step."""
+    """What corrections say: a factor a token, whether a token stays in the loss, and a factor on the step.
+
+    Attributes
+    ----------
+    removed_by_BT : int8, or None
+        Number, from 1, of the rule in `rules` after which a token no longer counted (it was not kept, or had weight 0);
+        0 for tokens that count. Set by `stalefront.correction.chain`.
+    """
 
     weight_BT: Tensor
     keep_BT: Tensor
     step_scale: float
+    removed_by_BT: Tensor | None = None
+    rules: tuple[str, ...] = ()
+
+    @classmethod
+    def ones(cls, inputs: LossInputs) -> Weights:
+        """Nothing weighted, nothing rejected."""
+        return cls(torch.ones_like(inputs.logp_theta_BT.detach()), torch.ones_like(inputs.mask_BT), 1.0)
+
+    @property
+    def removed_BT(self) -> Tensor:
+        """`removed_by_BT`; without names of rules 1 stands for all of them."""
+        return (~self.counts_BT).to(torch.int8) if self.removed_by_BT is None else self.removed_by_BT
+
+    @property
+    def counts_BT(self) -> Tensor:
+        """Tokens whose loss counts: kept, with a weight other than 0."""
+        return self.keep_BT & (self.weight_BT != 0)
+
+    def times(self, weight_BT: Tensor) -> Weights:
+        """Each token's factor multiplied by another one, (B, T) or (B, 1)."""
+        return replace(self, weight_BT=self.weight_BT * weight_BT)
+
+    def keeping(self, keep_BT: Tensor) -> Weights:
+        """Only tokens that are kept by both, (B, T) or (B, 1)."""
+        return replace(self, keep_BT=self.keep_BT & keep_BT)
 
 
 @dataclass(frozen=True)
@@ -151,7 +232,8 @@ class Update:
     param_norm: float
     cos_grad: float | None
     cos_update: float | None
+    cap_factor: float = 1.0
 
     def columns(self) -> dict[str, Any]:
         """Columns of the step record."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "finite"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("finite", "cap_factor")}

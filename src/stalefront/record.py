@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,10 +40,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("version", "updates", "applied updates after this step"),
     Column("stepped", "bool", "the update was applied"),
     Column("lr_asked", "", "rate of the schedule"),
-    Column("lr_scale", "", "product of step scales"),
+    Column("lr_scale", "", "product of step scales, of corrections and controllers; 0 where the step was skipped"),
     Column("lr_applied", "", "lr_asked · lr_scale"),
     Column("tokens", "tokens", "completion tokens in the update"),
-    Column("rows_kept_frac", "share", "sequences with a token that corrections keep"),
+    Column("tokens_kept_frac", "share", "tokens that corrections keep, with a weight other than 0"),
+    Column("rows_kept_frac", "share", "sequences with such a token"),
     Column("lag_mean_updates", "updates", "mean of version before the update − version of the token"),
     Column("lag_max_updates", "updates", "its maximum"),
     Column("lag_wait_mean_updates", "updates", "part since the sequence was finished"),
@@ -70,7 +72,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("clip_high_frac", "share", "tokens where the upper clip is active"),
     Column("weight_mean", "", "mean correction weight over valid tokens"),
     Column("weight_min", "", "smallest correction weight"),
-    Column("mask_frac", "share", "tokens that a correction removed"),
+    Column("weight_ess_frac", "share", "(Σw)²/(n Σw²), w = correction weight, 0 for rejected tokens"),
+    Column("mask_frac", "share", "tokens that a correction rejected"),
     Column("grad_norm_raw", "", "gradient norm before clipping"),
     Column("grad_norm_applied", "", "gradient norm after clipping"),
     Column("clip_factor", "", "factor the gradient was multiplied by"),
@@ -79,12 +82,26 @@ COLUMNS: tuple[Column, ...] = (
     Column("param_norm", "", "‖θ‖"),
     Column("cos_grad", "", "cosine of this applied gradient with the previous one"),
     Column("cos_update", "", "cosine of this Δθ with the previous one"),
+    Column("vcpo_ess_frac", "share", "controller vcpo: (Σw)²/(Σw² + 1e-8)/B, w = product of θ/μ over a sequence"),
+    Column("vcpo_base", "share", "controller vcpo: share at which the rate stays whole"),
+    Column("vcpo_scale", "", "controller vcpo: min(1, ess/base)^power"),
+    Column("gac_cos", "", "controller gac: cosine of the accumulated gradient with the one applied last"),
+    Column("gac_removed_frac", "share", "controller gac: of the parallel part; 1 where the step was skipped"),
+    Column("optimizer_reset_now", "bool", "controller optimizer_reset: the moments were forgotten before this step"),
+    Column("update_cap_factor", "", "controller update_cap: factor on Δθ"),
+    Column("cosine_trigger_mean", "", "controller cosine_trigger: smoothed cos_grad after this step"),
+    Column("cosine_trigger_fired", "bool", "controller cosine_trigger: it acted before this step"),
+    Column("cosine_trigger_count", "triggers", "controller cosine_trigger: so far"),
     Column("wall_rollout_s", "s", "sampling and rewards", wall_clock=True),
     Column("wall_score_s", "s", "log-probs of the sampling weights and the reference", wall_clock=True),
     Column("wall_learn_s", "s", "forward, backward, update", wall_clock=True),
     Column("wall_val_s", "s", "validation", wall_clock=True),
 )
 NAMES = tuple(column.name for column in COLUMNS)
+# Columns that exist once for every choice a cell lists, after those above; `*` stands for the choice.
+FAMILIES: tuple[Column, ...] = (
+    Column("removed_*_frac", "share", "tokens that no longer counted after this correction, and did before it"),
+)
 WALL_CLOCK = frozenset(column.name for column in COLUMNS if column.wall_clock)
 
 
@@ -97,10 +114,11 @@ class StepWriter:
 
     def append(self, row: dict[str, Any]) -> None:
         """Write one row; columns it lacks are null, columns nobody declared are an error."""
-        unknown = row.keys() - set(NAMES)
+        more = [name for name in row if name not in NAMES]
+        unknown = [name for name in more if not any(fnmatchcase(name, family.name) for family in FAMILIES)]
         if unknown:
-            raise KeyError(f"columns {sorted(unknown)} are not declared in stalefront.record.COLUMNS")
-        line = json.dumps({name: row.get(name) for name in NAMES}, separators=(",", ":")) + "\n"
+            raise KeyError(f"columns {sorted(unknown)} are not declared in stalefront.record")
+        line = json.dumps({name: row.get(name) for name in (*NAMES, *more)}, separators=(",", ":")) + "\n"
         rest = line.encode()
         while rest:  # one write in practice; a full disk or a signal can cut it short
             rest = rest[os.write(self._file, rest) :]

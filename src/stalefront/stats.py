@@ -38,13 +38,20 @@ class Seen(NamedTuple):
         tensors = [*(getattr(inputs, name) for name in names), *value._replace(loss=value.loss[None]), self.entropy_BT]
         if weights is not None:
             scale = torch.tensor([weights.step_scale], dtype=torch.float64, device=self.entropy_BT.device)
-            tensors += [weights.weight_BT, weights.keep_BT, scale]
+            tensors += [weights.weight_BT, weights.keep_BT, weights.removed_BT, scale]
         found = iter(ranks.gather(tensors))
         inputs = replace(inputs, **{name: next(found) for name in names})
         value = type(value)(next(found).sum(), next(found), next(found))
         entropy_BT = next(found)
         if weights is not None:
-            weights = Weights(next(found), next(found), float(next(found).mean()))
+            weight_BT, keep_BT, removed_by_BT = (next(found) for _ in range(3))
+            weights = replace(
+                weights,
+                weight_BT=weight_BT,
+                keep_BT=keep_BT,
+                removed_by_BT=removed_by_BT,
+                step_scale=float(next(found).mean()),
+            )
         return Seen(inputs, weights, value, entropy_BT)
 
 
@@ -54,7 +61,7 @@ def step_columns(seen: Sequence[Seen]) -> dict[str, Any]:
     `step_scale` comes along for the update; corrections that scale the step see one micro-batch each, so their
     scales are averaged.
     """
-    inputs = _joined([piece.inputs for piece in seen])
+    inputs = joined([piece.inputs for piece in seen])
     weights = None
     if all(piece.weights is not None for piece in seen):
         weights = _joined_weights([piece.weights for piece in seen if piece.weights is not None])
@@ -63,7 +70,6 @@ def step_columns(seen: Sequence[Seen]) -> dict[str, Any]:
     reference = inputs.logp_ref_BT
     return {
         "tokens": int(mask.sum()),
-        "rows_kept_frac": float((mask if weights is None else mask & weights.keep_BT).any(-1).double().mean()),
         "loss": float(sum(piece.value.loss for piece in seen)),
         "entropy_nats": float(entropy.mean()),
         **ratio_columns(inputs),
@@ -71,17 +77,20 @@ def step_columns(seen: Sequence[Seen]) -> dict[str, Any]:
         "clip_low_frac": share(torch.cat([piece.value.clip_low_BT for piece in seen]), mask),
         "clip_high_frac": share(torch.cat([piece.value.clip_high_BT for piece in seen]), mask),
         **weight_columns(weights, mask),
+        **kept_columns(weights, mask),
         "step_scale": 1.0 if weights is None else weights.step_scale,
     }
 
 
-def _joined(parts: Sequence[LossInputs]) -> LossInputs:
+def joined(parts: Sequence[LossInputs]) -> LossInputs:
+    """One batch of several; a field that some part lacks is left out."""
     if len(parts) == 1:
         return parts[0]
-    names = ("logp_theta_BT", "logp_old_BT", "logp_behav_BT", "advantage_B", "mask_BT")
-    refs = [p.logp_ref_BT for p in parts if p.logp_ref_BT is not None]
-    joined = {name: torch.cat([getattr(p, name) for p in parts]) for name in names}
-    return LossInputs(**joined, logp_ref_BT=torch.cat(refs) if refs else None)
+    columns = [part.tensors() for part in parts]
+    found = {name: [column[name] for column in columns if name in column] for name in columns[0]}
+    whole: dict[str, Any] = dict.fromkeys(columns[0])
+    whole |= {name: torch.cat(pieces) for name, pieces in found.items() if len(pieces) == len(parts)}
+    return replace(parts[0], **whole)
 
 
 def _joined_weights(parts: Sequence[Weights]) -> Weights:
@@ -89,6 +98,8 @@ def _joined_weights(parts: Sequence[Weights]) -> Weights:
         torch.cat([p.weight_BT for p in parts]),
         torch.cat([p.keep_BT for p in parts]),
         sum(p.step_scale for p in parts) / len(parts),
+        torch.cat([p.removed_BT for p in parts]),
+        parts[0].rules,
     )
 
 
@@ -156,14 +167,37 @@ def lag_columns(batch: RolloutBatch, version_now: int) -> dict[str, Any]:
 
 
 def weight_columns(weights: Weights | None, mask_BT: Tensor) -> dict[str, Any]:
-    """Correction weights on valid tokens and the share of tokens a correction removed; absent without one."""
+    """Correction weights on valid tokens and the share of tokens a correction rejected; absent without one.
+
+    Where a weight is not a number, or all of them are 0, there is no effective sample size (NaN).
+    """
     if weights is None:
-        return {"weight_mean": None, "weight_min": None, "mask_frac": None}
+        return dict.fromkeys(("weight_mean", "weight_min", "weight_ess_frac", "mask_frac"))
     weight = weights.weight_BT[mask_BT]
+    kept = weights.keep_BT[mask_BT]
     return {
         "weight_mean": float(weight.mean()),
         "weight_min": float(weight.min()),
-        "mask_frac": float((~weights.keep_BT[mask_BT]).double().mean()),
+        "weight_ess_frac": ess_frac(weight.double().where(kept, 0.0).log()),
+        "mask_frac": float((~kept).double().mean()),
+    }
+
+
+def kept_columns(weights: Weights | None, mask_BT: Tensor) -> dict[str, Any]:
+    """Shares of tokens and sequences that still count, and of the tokens that each correction took away, by its name.
+
+    The shares that are taken away and the one that is kept sum to 1.
+    """
+    if weights is None:
+        return {"tokens_kept_frac": 1.0, "rows_kept_frac": float(mask_BT.any(-1).double().mean())}
+    removed = weights.removed_BT[mask_BT]
+    return {
+        "tokens_kept_frac": float((removed == 0).double().mean()),
+        "rows_kept_frac": float((mask_BT & (weights.removed_BT == 0)).any(-1).double().mean()),
+        **{
+            f"removed_{rule}_frac": float((removed == number).double().mean())
+            for number, rule in enumerate(weights.rules, start=1)
+        },
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stalefront.batch import LossInputs
+from stalefront.batch import LossInputs, Weights
 from stalefront.choice import OptionError
 from stalefront.correction.token_tis import TokenTIS, truncated_ratio
 
@@ -45,7 +45,7 @@ def three_policies() -> LossInputs:
     ("anchor", "weight"), [("theta/mu", [3.0, 0.5]), ("theta/old", [2.0, 0.25]), ("old/mu", [2.0, 2.0])]
 )
 def test_anchor(anchor, weight, three_policies):
-    got = TokenTIS(anchor=anchor, cap=3.0)(three_policies)
+    got = TokenTIS(anchor=anchor, clamp_nats=None, cap=3.0, floor=0.0)(three_policies, Weights.ones(three_policies))
     torch.testing.assert_close(got.weight_BT, torch.tensor([weight], dtype=torch.float64))
     assert got.keep_BT.all()
     assert got.step_scale == 1
@@ -53,7 +53,9 @@ def test_anchor(anchor, weight, three_policies):
 
 def test_golden(make_loss, three_policies, grade):
     # w = [min(4, 3), ½]; −w A log θ = [3, 1]; mean 2. Gradient −w A / 2 = [−1.5, −.25]: none of it through w.
-    weights = TokenTIS(anchor="theta/mu", cap=3.0)(three_policies)
+    weights = TokenTIS(anchor="theta/mu", clamp_nats=None, cap=3.0, floor=0.0)(
+        three_policies, Weights.ones(three_policies)
+    )
     graded = grade(make_loss("reinforce"), three_policies, weights=weights)
     assert graded.loss == pytest.approx(2.0, rel=1e-6)
     expected = torch.tensor([[-1.5, -0.25]], dtype=torch.float64)
@@ -64,7 +66,7 @@ def test_it_unbiases_the_policy_gradient(make_loss, random_inputs, grade):
     # Without a cap, the weighted gradient is that of ratio · A, the importance-sampled objective.
     inputs = random_inputs()
     inputs = replace(inputs, logp_behav_BT=inputs.logp_old_BT)
-    weights = TokenTIS(anchor="theta/mu", cap=math.inf)(inputs)
+    weights = TokenTIS(anchor="theta/mu", clamp_nats=None, cap=math.inf, floor=0.0)(inputs, Weights.ones(inputs))
     corrected = grade(make_loss("reinforce"), inputs, weights=weights)
     sampled = grade(make_loss("grpo", epsilon=math.inf), inputs)
     torch.testing.assert_close(corrected.grad_BT, sampled.grad_BT, rtol=1e-9, atol=1e-12)
@@ -73,7 +75,7 @@ def test_it_unbiases_the_policy_gradient(make_loss, random_inputs, grade):
 @pytest.mark.parametrize("cap", [0.5, 0, -1, math.nan])
 def test_cap_refused(cap):
     with pytest.raises(OptionError, match=r"correction\.token_tis\.cap"):
-        TokenTIS(anchor="theta/mu", cap=cap)
+        TokenTIS(anchor="theta/mu", clamp_nats=None, cap=cap, floor=0.0)
 
 
 @pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo"])
@@ -88,6 +90,29 @@ def test_refused_on_a_loss_with_a_ratio(loss, anchor, make_cell):
 def test_refused_where_it_would_never_act(loss, make_cell):
     with pytest.raises(OptionError, match="old/mu is 1"):
         make_cell(loss=loss, correction=["token_tis"], **{"correction.token_tis.anchor": "old/mu"})
+
+
+def test_peers(rule, agrees):
+    make = lambda **fields: [rule("token_tis", anchor="old/mu", **fields)]  # noqa: E731
+    verl = {"weight": "rollout_is_weights", "keep": "modified_response_mask"}
+    agrees("verl__rollout_correction__is_token_tis2", make(clamp_nats=20.0), **verl)
+    ratio = "importance_sampling_ratio"
+    agrees("trl__GRPOTrainer_compute_loss__is_token_truncate_c3", make(cap=3.0), weight=ratio)
+    agrees("roll__compute_train_infer_correction__token_is_ub12", make(cap=1.2), weight="is_weight")
+    for name in ("cispo_clamp2", "dapo_clamp2"):
+        rho = make(clamp_nats=10.0)
+        agrees(f"open_instruct__rho_correction_grpo_loss__{name}", rho, weight="rho_weights")
+    clamp = make(cap=5.0, floor=0.5)
+    areal = {"weight": "behave_imp_weight", "keep": "behave_mask", "dtype": torch.float32}
+    agrees("areal__ppo_actor_loss_fn__token_clamp_ratio_05_5", clamp, **areal)
+    skyrl = {"weight": "tis_ratio", "keep": "loss_mask_after", "dtype": torch.float32}
+    agrees("skyrl__ppo_policy_loss__regular_token_tis2", make(), **skyrl)
+
+
+def test_a_second_weight_on_the_same_ratio_is_refused(make_cell):
+    with pytest.raises(OptionError, match="keep one of the two") as caught:
+        make_cell(loss="reinforce", correction=["icepop", "token_tis"])
+    assert caught.value.field == "correction.token_tis.anchor"
 
 
 LAGGED = {"model.warmup.steps": 100, "optimizer.lr": 2e-3, "optimizer.warmup_steps": 2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stalefront.correction import Correction
+from stalefront.correction import TruncatedRatio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,38 +13,27 @@ if TYPE_CHECKING:
     from stalefront.batch import LossInputs, Weights
 
 
-def truncated_ratio(log_ratio_BT: Tensor, *, cap: float) -> Tensor:
-    """w = min(exp(log-ratio), C), the capped ratio of every token.
+def truncated_ratio(log_ratio: Tensor, *, cap: float, floor: float = 0.0) -> Tensor:
+    """w = max(min(exp(log-ratio), cap), floor), the truncated ratio of every token, segment or sequence.
 
     Ionides 2008, Truncated Importance Sampling; per token in RL post-training: Yao et al. 2025. At a log-ratio of
-    +inf the weight is C, at −inf it is 0.
+    +inf the weight is the cap, at −inf it is the floor.
     """
-    return log_ratio_BT.exp().clamp(max=cap)
+    return log_ratio.exp().clamp(min=floor, max=cap)
 
 
 @dataclass(frozen=True)
-class TokenTIS(Correction):
-    """w_t = sg[min(ratio_t, cap)]; nothing is rejected, so denominators stay.
+class TokenTIS(TruncatedRatio):
+    """w_t = sg[clamp(ratio_t, floor, cap)]; nothing is rejected, so denominators stay.
 
     `anchor=theta/mu` corrects for lag (and mismatch) and belongs on a surrogate without a ratio of its own;
-    `anchor=old/mu` corrects for mismatch and composes with a clipped surrogate on theta/old.
+    `anchor=old/mu` corrects for mismatch and composes with a clipped surrogate on theta/old. With an infinite cap the
+    weight is the ratio itself.
     """
 
-    cap: float
-
     level = "token"
-    statistic = "ratio"
-    kept_weight = "ratio"
+    looks_at = "ratio"
 
-    def check(self) -> None:
-        """A cap below 1 would shrink on-policy weights."""
-        self.require(self.cap >= 1, "cap", "a number of at least 1, or inf", "2 is the common value.")
-
-    def __call__(self, inputs: LossInputs) -> Weights:
+    def __call__(self, inputs: LossInputs, so_far: Weights) -> Weights:
         """One weight a token; everything is kept."""
-        import torch
-
-        from stalefront.batch import Weights
-
-        weight = truncated_ratio(inputs.anchored_BT(self.anchor), cap=self.cap)
-        return Weights(weight, torch.ones_like(inputs.mask_BT), 1.0)
+        return so_far.times(truncated_ratio(self.log_ratio_BT(inputs), cap=self.cap, floor=self.floor))
