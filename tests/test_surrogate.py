@@ -7,7 +7,16 @@ import math
 import pytest
 import torch
 
-from stalefront.surrogate import clipped, kl_k3_BT, policy_gradient, sequence_log_ratio_B1, weighted_logp
+from stalefront.surrogate import (
+    clamped_weight,
+    clipped,
+    gradient_carrier,
+    kl_k3_BT,
+    policy_gradient,
+    sequence_log_ratio_B1,
+    value_capped,
+    weighted_logp,
+)
 
 
 @pytest.mark.parametrize(
@@ -58,14 +67,41 @@ def test_clip(ratio, advantage, value, slope, side):
     assert (got.clip_low_BT.item(), got.clip_high_BT.item()) == (side == "low", side == "high")
 
 
-@pytest.mark.parametrize(("ratio", "weight"), [(0.5, 0.5), (1.0, 1.0), (1.5, 1.5), (4.0, 1.5)])
-def test_weighted_logp(ratio, weight):
+@pytest.mark.parametrize(("ratio", "weight"), [(0.2, 0.4), (0.5, 0.5), (1.0, 1.0), (1.5, 1.5), (4.0, 1.5)])
+def test_clamped_weight(ratio, weight):
     theta = torch.tensor([[-2.0]], dtype=torch.float64, requires_grad=True)
-    got = weighted_logp(theta, theta - theta.detach() + math.log(ratio), torch.tensor([[3.0]]), cap=1.5)
+    log_ratio = theta - theta.detach() + math.log(ratio)
+    got = clamped_weight(theta, log_ratio, torch.tensor([[3.0]]), floor=0.4, cap=1.5)
     got.token_loss_BT.sum().backward()
     assert got.token_loss_BT.item() == pytest.approx(6 * weight)
     assert theta.grad.item() == pytest.approx(-3 * weight)
-    assert got.clip_high_BT.item() == (ratio > 1.5)
+    assert (got.clip_low_BT.item(), got.clip_high_BT.item()) == (ratio < 0.4, ratio > 1.5)
+
+
+def test_a_weight_of_zero_needs_no_log_prob():
+    theta = torch.tensor([[-math.inf, -math.inf]], dtype=torch.float64, requires_grad=True)
+    loss = weighted_logp(theta, torch.tensor([[0.0, 0.5]]), torch.tensor([[3.0]]))
+    loss.sum().backward()
+    assert loss.tolist() == [[0.0, math.inf]]
+    assert theta.grad.tolist() == [[0.0, -1.5]]
+
+
+@pytest.mark.parametrize(("log_ratio", "value"), [(-1.0, math.exp(-1)), (0.5, math.exp(0.5)), (50.0, 3.0)])
+def test_a_capped_value_keeps_its_slope(log_ratio, value):
+    # d/dl of e^l is e^l itself; of a capped value, the cap.
+    variable = torch.tensor(log_ratio, dtype=torch.float64, requires_grad=True)
+    got = value_capped(variable, 3.0)
+    got.backward()
+    assert got.item() == pytest.approx(value, rel=1e-14)
+    assert variable.grad.item() == pytest.approx(value, rel=1e-14)
+
+
+def test_gradient_carrier():
+    theta = torch.tensor([-1.0, -math.inf], dtype=torch.float64, requires_grad=True)
+    got = gradient_carrier(theta)
+    got.sum().backward()
+    assert got.tolist() == [0.0, 0.0]
+    assert theta.grad.tolist() == [1.0, 0.0]
 
 
 def test_policy_gradient():

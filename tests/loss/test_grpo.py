@@ -73,3 +73,50 @@ def test_infinite_width_is_ratio_times_advantage(make_loss, random_inputs, grade
 def test_refused(make_loss, field, value):
     with pytest.raises(OptionError, match=f"loss.{field}"):
         make_loss("grpo", **{field: value})
+
+
+def test_a_capped_value_still_pulls(make_loss, hand_batch, grade):
+    # A = −2, r = 2 with value cap 1.5: −r A = 3 and slope 3, where `delta` gives the value 3 and no slope. A = 1, r = 2
+    # is clipped as before.
+    batch = hand_batch()
+    capped, cut = (grade(make_loss("grpo", **{field: 1.5}), batch) for field in ("value_cap", "delta"))
+    assert capped.loss == pytest.approx(cut.loss, rel=1e-12)
+    assert capped.grad_BT[1, 2] == pytest.approx(3 / 6, rel=1e-6)
+    assert cut.grad_BT[1, 2] == 0
+    assert torch.equal(capped.grad_BT[0], cut.grad_BT[0])
+    with pytest.raises(OptionError, match=r"loss\.value_cap"):
+        make_loss("grpo", value_cap=1)
+
+
+MU = {"anchor": "theta/mu"}
+TRL = "trl__GRPOTrainer_compute_loss__"
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "options"),
+    [
+        (f"{TRL}grpo", "grpo", {}),
+        (f"{TRL}bnpo", "bnpo", {}),
+        (f"{TRL}dr_grpo", "dr_grpo", {}),
+        (f"{TRL}dapo", "dapo", {"epsilon_high": 0.28}),
+        (f"{TRL}dapo_delta4", "dapo", {"delta": 4}),
+        ("verl__vanilla__token_mean", "dapo", {"dual_clip": 3, "clamp_nats": 20}),
+        ("verl__vanilla__edge_seq_mean_token_mean", "grpo", {"dual_clip": 3, "clamp_nats": 20}),
+        ("skyrl__ppo_policy_loss__dual_clip", "dapo", {"dual_clip": 3, "rtol": 5e-8}),
+        ("slime__compute_policy_loss__ppo", "grpo", {}),
+        ("slime__compute_policy_loss__ppo_dual3", "grpo", {"dual_clip": 3}),
+        ("openrlhf__PolicyLoss__dual_clip3_sample_mean", "grpo", {"dual_clip": 3, "rtol": 5e-9}),
+        ("roll__pg_ppo__ppo_dual", "grpo", {"dual_clip": 1.4, "rtol": 5e-9}),
+        ("prime_rl_tip__PPOLoss__ppo_08_12_cap1e4", "dapo", MU | {"value_cap": 1e4}),
+        ("prime_rl_tip__PPOLoss__ppo_08_12_cap3", "dapo", MU | {"value_cap": 3}),
+        ("pipelinerl__rl_step__ppo_02", "grpo", MU | {"reduction": "sequence_sum"}),
+    ],
+)
+def test_frameworks(file, name, options, agrees):
+    agrees(file, name, **options)
+
+
+def test_frameworks_with_a_behaviour_weight(agrees, behaviour_weight):
+    agrees("nemo_rl__ClippedPGLossFn__dual_clip3_is", "dapo", dual_clip=3, weights=behaviour_weight())
+    options = {"epsilon_high": 0.28, "dual_clip": 3, "weights": behaviour_weight(5, reject=True), "rtol": 5e-8}
+    agrees("areal__ppo_actor_loss_fn__token_mask_5_dualclip3", "dapo", **options)

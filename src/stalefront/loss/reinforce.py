@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from stalefront.loss import Loss
 
 if TYPE_CHECKING:
     from stalefront.batch import LossInputs
+    from stalefront.reduction import Kind
     from stalefront.surrogate import Surrogate
 
 
@@ -20,11 +21,15 @@ class Reinforce(Loss):
     correction such as token TIS removes.
     """
 
-    ratio = None
-    reduction = "sequence_mean"
+    reduction: ClassVar[Kind] = "sequence_mean"
+
+    @property
+    def unbounded(self) -> bool:
+        """−A log θ is infinite at log θ = −∞."""
+        return True
 
     def surrogate(self, inputs: LossInputs) -> Surrogate:
         """See `stalefront.surrogate.policy_gradient`."""
         from stalefront.surrogate import policy_gradient
 
-        return policy_gradient(inputs.logp_theta_BT, inputs.advantage_B[:, None])
+        return policy_gradient(inputs.logp_theta_BT, inputs.advantage_B1)
