@@ -42,7 +42,9 @@ class Steps:
     """The columns of one ``steps.jsonl`` that the analysis uses; NaN where a value is absent or not a number.
 
     Arrays have shape (R,), one entry a row in order of learner step. ``measured`` marks rows with a validation
-    result, which is how an absent value is told from a NaN one.
+    result, which is how an absent value is told from a NaN one. ``clip``, ``masked`` and ``weight_off`` say what a
+    method did in a step: the share of tokens a clip stopped, the share corrections removed, and how far a correction
+    weight was from 1 (of the mean and the smallest, the larger).
     """
 
     step: IntArray
@@ -56,6 +58,9 @@ class Steps:
     samples: IntArray
     passes: IntArray
     measured: BoolArray
+    clip: FloatArray
+    masked: FloatArray
+    weight_off: FloatArray
     torn: int = 0
     repeated: int = 0
     notes: tuple[str, ...] = field(default=())
@@ -173,6 +178,9 @@ def _columns(rows: list[Json], reward: str, torn: int, repeated: int, notes: tup
         samples=np.nan_to_num(samples, nan=0.0).astype(np.int64),
         passes=passes.astype(np.int64),
         measured=measured,
+        clip=np.fmax(floats("clip_low_frac"), floats("clip_high_frac")),
+        masked=floats("mask_frac"),
+        weight_off=np.fmax(np.abs(floats("weight_mean") - 1), np.abs(floats("weight_min") - 1)),
         torn=torn,
         repeated=repeated,
         notes=notes,

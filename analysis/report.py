@@ -17,8 +17,9 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from stalefront.analysis import narrative, summary
+from stalefront.analysis import narrative, push, summary
 from stalefront.analysis.figures import cosine, frontier_map, reward_curves, t_eta
+from stalefront.analysis.figures import push as push_figure
 from stalefront.analysis.figures.style import png
 from stalefront.analysis.fits.base import Fit, finite, outcomes
 from stalefront.analysis.fits.eta_max import fit_eta_max
@@ -87,9 +88,14 @@ def build_report(sweep_dir: Path, *, settings: ReportSettings | None = None) -> 
     shown = arms[: sweep.settings.max_arms]
     fits = {arm: fit_arm(sweep, arm, full=arm in shown) for arm in arms}
     figures = {arm: draw_arm(sweep, arm, fits[arm], index, len(arms)) for index, arm in enumerate(shown)}
+    compared = push.compare(sweep, fits)
+    pushes = [draw_push(c, index, len(compared)) for index, c in enumerate(compared)]
     context = _context(sweep_dir.name, sweep, fits, figures)
-    drawn = [f for arm in shown for f in figures[arm]]
-    return _write(sweep_dir, sweep, fits, drawn, context)
+    context["push"] = [push.context(c, f, sweep.settings.level) for c, f in zip(compared, pushes, strict=True)]
+    context["headline"] += [push.headline(c) for c in compared]
+    drawn = [f for arm in shown for f in figures[arm]] + pushes
+    every = [f for arm in fits.values() for f in arm.values()] + [f for c in compared for f in c.every_fit]
+    return _write(sweep_dir, sweep, every, drawn, context)
 
 
 def fit_arm(sweep: SweepTable, arm: str, *, full: bool = True) -> Fits:
@@ -125,6 +131,11 @@ def draw_arm(sweep: SweepTable, arm: str, fits: Fits, index: int, n_arms: int) -
     return [_drawn(name, suffix, module, frame) for name, module, frame in made]
 
 
+def draw_push(comparison: push.Comparison, index: int, n: int) -> Drawn:
+    """Draw how far the arms of one family push the frontier."""
+    return _drawn("push", "" if n == 1 else f"-{index + 1:02d}", push_figure, push_figure.data(comparison))
+
+
 def _drawn(name: str, suffix: str, module: Any, frame: pd.DataFrame) -> Drawn:
     title, caption = CAPTIONS[name]
     caption = f"{caption} {frame.attrs.get('note', '')}".strip()
@@ -133,6 +144,12 @@ def _drawn(name: str, suffix: str, module: Any, frame: pd.DataFrame) -> Drawn:
 
 
 CAPTIONS = {
+    "push": (
+        "How far each arm pushes the frontier",
+        "η50 of an arm, and with it S·η50, over that of the reference: above 1 the arm survives larger learning rates. "
+        "Geometric mean over S, sorted by the push under the default definition; collapsed / decided runs of the arm "
+        "at the right. An arrow as the point marks a push that is known on one side only.",
+    ),
     "frontier_map": (
         "The map: which runs collapsed",
         "Collapsed / decided seeds at each staleness S and learning rate η, under two definitions of collapse. Dotted "
@@ -237,7 +254,7 @@ def _arm_context(arm: str, sweep: SweepTable, fits: Fits, drawn: list[Drawn]) ->
 
 
 def _write(
-    sweep_dir: Path, sweep: SweepTable, fits: dict[str, Fits], drawn: list[Drawn], context: dict[str, Any]
+    sweep_dir: Path, sweep: SweepTable, fits: list[Fit], drawn: list[Drawn], context: dict[str, Any]
 ) -> ReportFiles:
     """Write every file atomically, the page last, and take away figures of an earlier report."""
     folder = sweep_dir / "figures"
@@ -256,12 +273,12 @@ def _write(
     return ReportFiles(html, markdown, table, fits_path, tuple(paths))
 
 
-def _fits_json(sweep: SweepTable, fits: dict[str, Fits]) -> bytes:
+def _fits_json(sweep: SweepTable, fits: list[Fit]) -> bytes:
     content = {
         "format": 1,
         "definitions": {d.name: d.sentence for d in sweep.settings.definitions},
         "regime": sweep.settings.regime.thresholds(),
-        "fits": [f.to_json() for arm in fits.values() for f in arm.values()],
+        "fits": [f.to_json() for f in fits],
     }
     return (json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
 

@@ -17,6 +17,19 @@ NOT_ARM = ("seed", "optimizer.lr", "delay.S", "delay.lag_updates")
 
 
 @dataclass(frozen=True)
+class PushSettings:
+    """How arms are held against one another.
+
+    Parameters
+    ----------
+    reference : str, optional
+        Label of the arm that the others are held against; by default the rule of ``stalefront.analysis.arms``.
+    """
+
+    reference: str | None = None
+
+
+@dataclass(frozen=True)
 class ReportSettings:
     """What decides, and how much is drawn.
 
@@ -30,6 +43,8 @@ class ReportSettings:
         Thresholds of the ballistic/diffusive call.
     level : float
         Confidence of every interval.
+    push : PushSettings
+        How arms are held against one another.
     max_arms : int
         Arms with a section of their own; the others appear in the summary table only.
     max_panels : int
@@ -42,6 +57,7 @@ class ReportSettings:
     definitions: tuple[Definition, ...] = field(default_factory=default_definitions)
     regime: Regime = field(default_factory=Regime)
     level: float = 0.95
+    push: PushSettings = field(default_factory=PushSettings)
     max_arms: int = 12
     max_panels: int = 60
     max_points: int = 120

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from stalefront.analysis.arms import Arm, describe_arms
 from stalefront.analysis.fits.regime import RegimeCall
 from stalefront.analysis.records import CellFiles, Json, Steps, read_cell, read_plan, read_steps
 from stalefront.analysis.settings import ReportSettings, arm_labels, fixed_settings, staleness
@@ -50,6 +51,8 @@ class SweepTable:
         Dotted settings that all cells share.
     settings : ReportSettings
         What decided.
+    arms : dict
+        What the label of an arm stands for.
     """
 
     table: pd.DataFrame
@@ -58,6 +61,7 @@ class SweepTable:
     plan: Json
     fixed: Json
     settings: ReportSettings
+    arms: dict[str, Arm] = field(default_factory=dict)
 
 
 def build_table(sweep_dir: Path, settings: ReportSettings | None = None) -> SweepTable:
@@ -100,7 +104,16 @@ def build_table(sweep_dir: Path, settings: ReportSettings | None = None) -> Swee
     fixed = fixed_settings({f.cell_id: f.cell for f in files})
     ids = [f.cell_id for f in files]
     drawn = (_stack(ids, curves, CURVE_COLUMNS), _stack(ids, cosines, COSINE_COLUMNS))
-    return SweepTable(table, *drawn, plan.get("sweep") or {}, fixed, settings)
+    described = describe_arms({f.cell_id: f.cell for f in files}, arms)
+    return SweepTable(table, *drawn, plan.get("sweep") or {}, fixed, settings, described)
+
+
+def read_run(sweep_dir: Path, cell_id: str, settings: ReportSettings | None = None) -> pd.DataFrame:
+    """Row of one cell in the run table, from its files alone; its arm is not known and left empty."""
+    files = read_cell(sweep_dir, cell_id, {})
+    settings = settings or ReportSettings()
+    row, _ = _row(files, read_steps(files.directory / "steps.jsonl", settings.reward), settings)
+    return pd.DataFrame([{"cell_id": cell_id, "arm": "", **row}], dtype=object)
 
 
 def write_table(table: pd.DataFrame) -> bytes:
@@ -148,6 +161,8 @@ def _row(files: CellFiles, steps: Steps, settings: ReportSettings) -> tuple[Json
         "lag_mean_updates": _finite_mean(steps.lag_mean),
         "lag_max_updates": float(np.nanmax(steps.lag_max)) if np.isfinite(steps.lag_max).any() else None,
         **_rewards(curve, _window_samples(settings)),
+        "reward_last_third": _late_reward(curve),
+        **_acted(steps),
         **_zero_fields(verdicts["first_zero"]),
     }
     for name, verdict in verdicts.items():
@@ -215,6 +230,20 @@ def _rewards(curve: Curve, min_samples: int) -> Json:
         "reward_points_non_finite": int(n - finite.sum()),
         "n_per_point": float(np.median(curve.samples)) if n else None,
     }
+
+
+def _late_reward(curve: Curve) -> float | None:
+    """Mean reward over the points of the last third of the horizon, weighted by samples; None unless it was reached."""
+    late = curve.steps * 3 > 2 * curve.horizon
+    if curve.end != "horizon" or not late.any():
+        return None
+    return float(np.average(curve.reward[late], weights=curve.samples[late]))
+
+
+def _acted(steps: Steps) -> Json:
+    """The largest share clipped, share masked and distance of a weight from 1 in any step; None if never recorded."""
+    columns = {"clip_frac_max": steps.clip, "mask_frac_max": steps.masked, "weight_off_max": steps.weight_off}
+    return {name: None if np.isnan(v).all() else float(np.nanmax(v)) for name, v in columns.items()}
 
 
 def _zero_fields(first_zero: Verdict) -> Json:

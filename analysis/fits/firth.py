@@ -110,7 +110,7 @@ def fit_firth(
     constants = {
         "slope": _slope(X, g, full, level),
         "S_eta50": _product(design, g, product, level),
-        **{f"eta50[S={s:g}]": _eta50(g, full, s, level) for s in sorted(set(g.S))},
+        **{f"eta50[S={s:g}]": eta50_at(g, full, s, level) for s in sorted(set(g.S))},
     }
     tests = _tests(full, product, flat)
     return _fit(
@@ -165,8 +165,8 @@ def _product(X: Array, g: Grouped, product: Maximum, level: float) -> Constant:
     return _exp_ratio(X, g, product, free=(), reference=g.S0 * g.lr0, level=level, meaning=meaning)
 
 
-def _eta50(g: Grouped, full: Maximum, s: float, level: float) -> Constant:
-    """η50 at one S: the ratio −β₀/β_η with log S centred there."""
+def eta50_at(g: Grouped, full: Maximum, s: float, level: float) -> Constant:
+    """η50 at one S, on the grid or between its values: the ratio −β₀/β_η with log S centred there."""
     shift = math.log(s / g.S0)
     X = np.column_stack([np.ones_like(g.x), g.x - shift, g.y])
     moved = Maximum(full.beta + np.array([full.beta[1] * shift, 0.0, 0.0]), full.ll, full.converged)

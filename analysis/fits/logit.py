@@ -29,7 +29,7 @@ import numpy as np
 from scipy import optimize, stats
 from scipy.special import expit
 
-from stalefront.analysis.verdicts.base import FloatArray
+from stalefront.analysis.verdicts.base import BoolArray, FloatArray
 
 Array = FloatArray
 
@@ -99,6 +99,60 @@ def maximise(
         if done:
             return Maximum(basis @ gamma, ll, True)
     return Maximum(basis @ gamma, ll, False)
+
+
+def maximise_many(X: Array, m: Array, k: Array, tolerance: float = 1e-5) -> tuple[Array, BoolArray]:
+    """Maximise ℓ* of D data sets on one design, all at once.
+
+    Parameters
+    ----------
+    X : float array, shape (C, K)
+    m, k : float arrays, shape (D, C)
+        Trials and collapses of every data set; a row of X without trials has no weight.
+    tolerance : float
+        Largest change of a linear predictor in the last step.
+
+    Returns
+    -------
+    beta, converged : arrays, shapes (D, K) and (D,)
+        A data set whose trials leave the design singular does not converge.
+    """
+    beta = np.zeros((len(m), X.shape[1]))
+    ll, score, information = _penalised_many(X, m, k, beta)
+    usable = np.isfinite(ll)
+    done = ~usable
+    for _ in range(MAX_ITERATIONS):
+        if done.all():
+            break
+        step = np.zeros_like(beta)
+        step[~done] = np.linalg.solve(information[~done], score[~done][:, :, None])[:, :, 0]
+        step *= np.minimum(1.0, 5.0 / np.maximum(np.abs(step @ X.T).max(axis=1), 1e-300))[:, None]
+        for _ in range(40):
+            new = _penalised_many(X, m, k, beta + step)
+            worse = ~(new[0] >= ll) & ~done
+            if not worse.any():
+                break
+            step[worse] /= 2
+        step[worse] = 0.0
+        beta = beta + step
+        done = done | (np.abs(step @ X.T).max(axis=1) < tolerance)
+        ll, score, information = _penalised_many(X, m, k, beta)
+    return beta, usable & done
+
+
+def _penalised_many(X: Array, m: Array, k: Array, beta: Array) -> tuple[Array, Array, Array]:
+    """:func:`penalised` of D data sets: shapes (D,), (D, K), (D, K, K)."""
+    eta = np.clip(beta @ X.T, -ETA_MAX, ETA_MAX)
+    p = expit(eta)
+    w = m * p * (1 - p)
+    information = np.einsum("dc,ci,cj->dij", w, X, X)
+    sign, logdet = np.linalg.slogdet(information)
+    regular = (sign > 0) & np.isfinite(logdet) & (np.linalg.cond(information) < 1 / np.finfo(float).eps)
+    safe = np.where(regular[:, None, None], information, np.eye(X.shape[1]))
+    h = w * np.einsum("ci,dij,cj->dc", X, np.linalg.inv(safe), X)
+    data = np.sum(k * -np.logaddexp(0, -eta) + (m - k) * -np.logaddexp(0, eta), axis=1)
+    ll = np.where(regular, data + 0.5 * np.where(regular, logdet, 0.0), -np.inf)
+    return ll, (k - m * p + h * (0.5 - p)) @ X, safe
 
 
 @dataclass(frozen=True)

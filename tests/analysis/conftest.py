@@ -147,11 +147,14 @@ def make_sweep(
     skip=(),
     states=None,
     kind="reuse",
+    pushes=None,
+    columns=None,
 ):
     """Synthesise a whole sweep; returns the directory.
 
     ``arms``: list of dotted changes, one a arm. ``recovering``: (S, lr) that climb back. ``skip``: (S, lr, seed) with
-    no directory. ``states``: (S, lr, seed) → state of an unfinished run.
+    no directory. ``states``: (S, lr, seed) → state of an unfinished run. ``pushes``: factor of an arm on the constant
+    of the law. ``columns``: columns of every step after the first, one mapping a arm.
     """
     cells, written = {}, []
     for a, changes in enumerate(arms or [{}]):
@@ -161,12 +164,12 @@ def make_sweep(
                     cell = cell_config(S=s, lr=lr, seed=seed, steps=steps, kind=kind, **changes)
                     cell_id = f"c{a}-{s:04d}-{lr:.6g}-{seed}"
                     cells[cell_id] = cell
-                    written.append((cell_id, cell, (s, lr, seed)))
+                    written.append((cell_id, cell, (s, lr, seed), a))
     write_plan(root, cells)
-    for cell_id, cell, key in written:
+    for cell_id, cell, key, a in written:
         if key in skip:
             continue
-        at = collapse_step(*key)
+        at = collapse_step(*key, constant=8e-3 * (pushes[a] if pushes else 1))
         recover = at + 24 if at is not None and key[:2] in recovering else None
         state = (states or {}).get(key, "completed")
         rows = step_rows(cell, collapse_at=at, recover_at=recover)
@@ -174,6 +177,8 @@ def make_sweep(
             rows = step_rows(cell, non_finite_at=10)
         elif state != "completed":
             rows = rows[: steps // 2]
+        for row in rows[1:]:
+            row.update(columns[a] if columns else {})
         write_cell(root, cell_id, cell, rows, state=state)
     return root
 

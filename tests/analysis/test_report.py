@@ -163,7 +163,7 @@ def test_arms_have_sections_of_their_own_up_to_a_cap(tmp_path, make_sweep):
     assert "# Arm: beta=0.1" not in text
     assert "1 further arm(s) have no section" in text
     assert "| beta=0.1 |" in text
-    assert len(files.figures) == 2 * 4 * 2
+    assert len(files.figures) == 2 * (4 * 2 + 1), "PNG and CSV: four figures an arm, one of all arms"
 
 
 def test_text_from_files_cannot_break_the_page(tmp_path, make_sweep, cell_config, write_cell, write_plan):
