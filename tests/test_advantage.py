@@ -53,3 +53,28 @@ def test_one_bad_reward_stays_in_its_group():
     got = group_advantages(reward, num_generations=4, scale_rewards="group").advantage_B
     assert got[:4].isnan().all()
     assert got[4:].isfinite().all()
+
+
+def test_rejected_samples_leave_the_baseline():
+    """Two siblings with rewards 1 and 100, of which the second is rejected: 1 − 50.5 with it, nothing without it."""
+    reward, keep = torch.tensor([1.0, 100.0]), torch.tensor([True, False])
+    both = group_advantages(reward, num_generations=2, scale_rewards="none")
+    assert both.advantage_B.tolist() == [-49.5, 49.5]
+    one = group_advantages(reward, num_generations=2, scale_rewards="none", keep_B=keep)
+    assert one.advantage_B.tolist() == [0.0, 0.0]
+    # Of four, three are left: means over 1, 2 and 6; a group without any has no advantage.
+    reward = torch.tensor([1.0, 2.0, 50.0, 6.0, 7.0, 8.0, 9.0, 9.0])
+    keep = torch.tensor([True, True, False, True, False, False, False, False])
+    got = group_advantages(reward, num_generations=4, scale_rewards="none", keep_B=keep)
+    assert got.advantage_B.tolist() == [-2.0, -1.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0]
+    scaled = group_advantages(reward, num_generations=4, scale_rewards="group", keep_B=keep)
+    assert scaled.advantage_B[3] == pytest.approx(3 / (7**0.5 + 1e-4))
+    assert scaled.reward_std_P.tolist() == pytest.approx([7**0.5, 0.0])
+    whole = group_advantages(reward, num_generations=4, scale_rewards="batch", keep_B=keep)
+    assert whole.advantage_B[3] == scaled.advantage_B[3]
+    everyone = torch.ones(8, dtype=torch.bool)
+    for scale in ("group", "batch", "none"):
+        kept = group_advantages(reward, num_generations=4, scale_rewards=scale, keep_B=everyone)
+        assert torch.equal(
+            kept.advantage_B, group_advantages(reward, num_generations=4, scale_rewards=scale).advantage_B
+        )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from stalefront.cell import make_choice
+from stalefront.choice import OptionError
 from stalefront.reduction import reduction_BT
 
 KINDS = ["sequence_mean", "token_mean", "constant"]
@@ -47,3 +49,26 @@ def test_padding_columns_change_nothing(kind):
     got = reduction_BT(wide, kind, max_completion_length=4)
     assert torch.equal(got[:, 2:5], reduction_BT(mask, kind, max_completion_length=4))
     assert got.sum().item() == got[:, 2:5].sum().item()
+
+
+def test_a_sum_over_a_fixed_number(conf_choice):
+    """1/divisor a token, whatever the mask holds."""
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    made = make_choice("reduction", conf_choice("reduction", "token_sum") | {"divisor": 8.0})
+    weights = made.weights_BT(mask, "token_mean", max_completion_length=3, dtype=torch.float64)
+    assert weights.tolist() == [[0.125, 0.125, 0.0], [0.125, 0.0, 0.0]]
+    plain = make_choice("reduction", conf_choice("reduction", "token_sum"))
+    assert torch.equal(plain.weights_BT(mask, "token_mean", max_completion_length=3), mask.float())
+    with pytest.raises(OptionError, match=r"reduction\.divisor = 0\.0 .* a finite number above 0"):
+        make_choice("reduction", conf_choice("reduction", "token_sum") | {"divisor": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("epsilon_on", "expected"), [("tokens", 1 / (3 * 2)), ("sequences", 1 / (2 * 3)), ("both", 1 / (3 * 3))]
+)
+def test_epsilon_is_added_to_tokens_or_sequences(conf_choice, epsilon_on, expected):
+    """Two sequences of 2 tokens, epsilon 1: |y| + 1 and B + 1."""
+    changed = {"epsilon": 1.0, "epsilon_on": epsilon_on}
+    made = make_choice("reduction", conf_choice("reduction", "sequence_mean") | changed)
+    weights = made.weights_BT(torch.ones(2, 2, dtype=torch.bool), "token_mean", max_completion_length=2)
+    assert weights.flatten().tolist() == pytest.approx([expected] * 4)
