@@ -1,12 +1,22 @@
 """The loop as a whole: determinism, accumulation, the horizon, and what non-finite weights do."""
 
 import math
+import weakref
 
 import pytest
+import torch
 
+from stalefront.advantage import group_advantages
+from stalefront.batch import Weights
+from stalefront.build import build
+from stalefront.choice import OptionError
+from stalefront.inert import can_clip
+from stalefront.loop import Learner
 from stalefront.record import NAMES
+from stalefront.session import Session
 
-ALWAYS_NULL = {"weight_mean", "weight_min", "mask_frac"}
+ALWAYS_NULL = {"weight_mean", "weight_min", "weight_ess_frac", "mask_frac"}
+CONTROLLERS = ("vcpo", "gac", "optimizer_reset", "update_cap", "cosine_trigger")
 
 
 def test_the_same_cell_gives_the_same_records(make_cell, run_in, tmp_path, numbers):
@@ -23,8 +33,10 @@ def test_every_column_is_filled(make_cell, completed):
     rows = completed(make_cell())
     assert set(rows[0]) == set(NAMES)
     last = rows[-1]
-    assert {name for name in NAMES if last[name] is None} == ALWAYS_NULL
-    corrected = completed(make_cell(loss="reinforce", correction=["token_tis"]))[-1]
+    of_controllers = {name for name in NAMES if name.startswith(tuple(f"{choice}_" for choice in CONTROLLERS))}
+    assert {name for name in NAMES if last[name] is None} == ALWAYS_NULL | of_controllers
+    options = {"controller": list(CONTROLLERS), "controller.gac.high": 2.0}
+    corrected = completed(make_cell(loss="reinforce", correction=["token_tis"], **options))[-1]
     assert all(corrected[name] is not None for name in NAMES)
 
 
@@ -95,3 +107,109 @@ def test_a_finished_cells_checkpoint_is_kept_only_when_asked_for(keep, make_cell
     ran = run_in(tmp_path, make_cell(), checkpoint_every=5, keep_checkpoint=keep)
     assert ran.outcome["state"] == "completed"
     assert ran.paths.checkpoint.exists() == keep
+
+
+WARM = {"model.warmup.steps": 200, "model.warmup.batch_size": 64, "optimizer.warmup_steps": 0, "steps": 4}
+MASKED = {
+    **{"correction": ["token_mask"], "correction.token_mask.low": 0.99, "correction.token_mask.high": 1.01},
+    **{"reduction": "token_mean", "optimizer.lr": 5e-3},
+}
+
+
+def test_rejected_tokens_count_in_the_denominator_or_not(make_cell, completed):
+    valid = completed(make_cell(**WARM, **MASKED))[1:]
+    kept = completed(make_cell(**WARM, **MASKED, **{"reduction.denominator": "kept"}))[1:]
+    # Nothing is rejected on policy, so that both begin the second step with the same weights.
+    assert valid[0]["loss"] == kept[0]["loss"]
+    share = valid[1]["tokens_kept_frac"]
+    assert 0 < share < 1
+    assert kept[1]["tokens_kept_frac"] == share
+    assert kept[1]["grad_norm_raw"] == pytest.approx(valid[1]["grad_norm_raw"] / share, rel=1e-4)
+
+
+def test_baselines_without_rejected_sequences(make_cell, cache_dir):
+    cell = make_cell(**WARM, **MASKED, **{"reduction.advantages_over": "kept"})
+    learner = Learner(cell, build(cell, cache_dir))
+    batch = learner.source.take(0)
+    inputs, _ = learner._inputs(batch, learner._advantages(batch.reward_B).advantage_B)
+    weights = Weights.ones(inputs)
+    assert torch.equal(learner._over_kept(inputs, weights).advantage_B, inputs.advantage_B)
+    assert learner._over_kept(inputs, None) is inputs
+    keep_B = torch.arange(64) % 3 > 0
+    got = learner._over_kept(inputs, weights.keeping(keep_B[:, None])).advantage_B
+    expected = group_advantages(batch.reward_B, num_generations=8, scale_rewards="group", keep_B=keep_B)
+    assert torch.equal(got, expected.advantage_B)
+    # A sequence that lost one token alone is still in the baseline.
+    first = torch.zeros_like(inputs.mask_BT)
+    first[torch.arange(64), inputs.mask_BT.float().argmax(-1)] = True
+    long_B = inputs.mask_BT.sum(-1) > 1
+    got = learner._over_kept(inputs, weights.keeping(~first | ~long_B[:, None])).advantage_B
+    assert torch.equal(got, inputs.advantage_B)
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"reduction.denominator": "kept"}, {"reduction.advantages_over": "kept"}, {"loss": "m2po"}]
+)
+@pytest.mark.parametrize("split", ["optimizer.grad_accum", "model.ranks"])
+def test_what_needs_a_whole_step_is_not_split(overrides, split, make_cell):
+    make_cell(**overrides)
+    with pytest.raises(OptionError, match="must not be split") as caught:
+        make_cell(**overrides, **{split: 2})
+    assert caught.value.field == split
+
+
+def test_a_control_that_never_acts_is_named(make_cell, run_in, tmp_path):
+    options = {**WARM, "steps": 16, "delay": "none", "controller": ["vcpo", "optimizer_reset"]}
+    cell = make_cell(**options, correction=["token_mask"], **{"controller.vcpo.base": 1e-6})
+    never = run_in(tmp_path / "never", cell, checkpoint_every=5)
+    names = ["loss.grpo", "correction.token_mask", "controller.vcpo"]
+    assert never.outcome["warnings"] == [f"inert: {names}"]
+    # After a continuation, which saw little of it.
+    never.paths.outcome.unlink()
+    again = run_in(tmp_path / "never", cell, checkpoint_every=5, attempt=2)
+    assert again.outcome["resumed_from_step"] == 15
+    assert again.outcome["warnings"] == never.outcome["warnings"]
+    short = run_in(tmp_path / "short", make_cell(**options | {"steps": 15}))
+    assert short.outcome["warnings"] == []
+
+
+def test_controls_that_act_are_not_named(make_cell, run_in, tmp_path):
+    options = {**WARM, **MASKED, "steps": 16, "controller": ["update_cap"], "controller.update_cap.cap": 1e-3}
+    assert run_in(tmp_path, make_cell(**options, **{"loss.epsilon": 1e-4})).outcome["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "clips"), [("grpo", True), ("gspo", True), ("cispo", True), ("reinforce", False), ("dr_grpo", True)]
+)
+def test_which_losses_have_a_clip(name, clips, make_loss):
+    assert can_clip(make_loss(name)) == clips
+
+
+def test_a_clip_of_infinite_width_is_none(make_loss):
+    assert not can_clip(make_loss("grpo", epsilon=math.inf, epsilon_high=math.inf))
+
+
+def test_a_continued_run_lets_go_of_what_it_loaded(make_cell, run_in, tmp_path, monkeypatch):
+    cell = make_cell(steps=10, **{"model.warmup.steps": 20})
+    run_in(tmp_path, cell, checkpoint_every=5).paths.outcome.unlink()
+    kept = []
+    load, advance = Session.load_checkpoint, Learner.advance
+
+    class State(dict):
+        """A mapping that can be watched."""
+
+    def watched(self):
+        state = State(load(self) or {})
+        kept.append(weakref.ref(state))
+        return state
+
+    def checked(self):
+        assert kept[0]() is None
+        return advance(self)
+
+    monkeypatch.setattr(Session, "load_checkpoint", watched)
+    monkeypatch.setattr(Learner, "advance", checked)
+    ran = run_in(tmp_path, make_cell(steps=12, **{"model.warmup.steps": 20}), checkpoint_every=100, attempt=2)
+    assert ran.outcome["state"] == "completed", ran.outcome["error"]
+    assert ran.outcome["resumed_from_step"] == 10
+    assert kept[0]() is None

@@ -17,9 +17,11 @@ from stalefront.memory import (
     Lengths,
     ModelShape,
     activation_bytes,
+    average_bytes,
     batches_bytes,
     cache_bytes,
     cell_bytes,
+    controllers_bytes,
     gradient_bytes,
     loading_bytes,
     logits_bytes,
@@ -28,7 +30,6 @@ from stalefront.memory import (
     plain_shape,
     prompt_lengths,
     ranks_bytes,
-    resumed_bytes,
     sampling_bytes,
     training_bytes,
     updater_bytes,
@@ -66,9 +67,11 @@ def smol_cell(make_cell, **overrides) -> Cell:
         (optimizer_bytes(1000, 4, "nsgd"), 0),
         (updater_bytes(1000), 36_000),
         (versions_bytes(SHAPE, 2, 0), 0),
-        (versions_bytes(SHAPE, 2, 3), 2 * (1000 + 5 * 1200)),
+        (versions_bytes(SHAPE, 2, 3), 2 * 1000 * 5),
         (batches_bytes(4, 10, 1), 3 * 4 * (38 * 10 + 41)),
-        (resumed_bytes(SHAPE, 2), 2400 + 8000),
+        (controllers_bytes(1000, ["vcpo", "gac"]), 8000),
+        (average_bytes(1000, 4), 4000),
+        (average_bytes(1000, 2), 6000),
         (logits_bytes(3, 7, SHAPE), 24 * 3 * 7 * 20),
         (ranks_bytes(SHAPE, 2, 1), 0),
         (ranks_bytes(SHAPE, 2, 4), 2 * BUCKET),
@@ -90,7 +93,7 @@ def test_a_cell_by_hand(make_cell):
         **{"task.num_prompts": 2, "task.num_generations": 3, "task.max_completion_length": 4},
         **{"optimizer.grad_accum": 2, "model.warmup": None},
     )
-    held = 8000 + 4000 + 8000 + 36_000 + 2 * 6 * (38 * 14 + 41) + 4800 + 8000
+    held = 8000 + 4000 + 8000 + 36_000 + 2 * 6 * (38 * 14 + 41)
     learn = 2 * 3 * 14 * 640 + 24 * 3 * 5 * 20
     sample = 2 * (16 * 14 * 2 * 2 * 4 * 4) + 16 * 14 * 640 + 16 * 20 * 40
     assert training_bytes(cell, SHAPE, LENGTHS) == held + max(learn, sample)
@@ -108,8 +111,8 @@ def test_kept_versions_add_that_many_copies(make_cell):
         return training_bytes(cell, SHAPE, LENGTHS)
 
     one, two, four = (with_lag(lag, "weights") for lag in (1, 2, 4))
-    assert (two - one, four - two) == (4 * 1200, 2 * 4 * 1200)
-    assert one - with_lag(0, "weights") == 4 * (1000 + 3 * 1200)
+    assert (two - one, four - two) == (4 * 1000, 2 * 4 * 1000)
+    assert one - with_lag(0, "weights") == 4 * 3 * 1000
     batch = 64 * (38 * 16 + 41)
     assert with_lag(4, "data") - with_lag(2, "data") == 2 * batch
     assert with_lag(0, "data") == with_lag(0, "weights")
@@ -169,9 +172,10 @@ def test_a_tiny_cell_lies_between_its_measured_peaks(make_cell):
     assert 412 * 2**20 <= estimate <= 1.6 * 362_053_632
 
 
-def test_trl_has_no_checkpoint_to_resume(make_cell):
-    native, trl = (training_bytes(make_cell(engine=engine), SHAPE, LENGTHS) for engine in ("native", "trl"))
-    assert native - trl == resumed_bytes(SHAPE, 4)
+def test_an_average_and_a_controller_add_vectors(make_cell):
+    plain = training_bytes(make_cell(), SHAPE, LENGTHS)
+    assert training_bytes(make_cell(proximal="ema"), SHAPE, LENGTHS) - plain == 4000
+    assert training_bytes(make_cell(controller=["gac", "update_cap"]), SHAPE, LENGTHS) - plain == 16_000
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ CUDA_HOST, CUDA_CONTEXT = 2 * GIB, 3 * GIB // 4
 # Flat float32 vectors of the updater: kept from step to step (start, previous gradient and update), and at the peak of
 # a step (gradient, before, after, difference, and the temporaries of a check for non-finite entries).
 HELD_VECTORS, STEP_VECTORS = 3, 6
+# The same for controllers that look at or change the step.
+CONTROLLER_VECTORS = {"gac": 2, "update_cap": 2}
 # Forms of the logits at the peak of a backward: raw, log-probs, three gradients, one temporary.
 LOGIT_FORMS = 6
 # A token's logits while it is drawn: raw, scaled and log-probs in float32, and three forms in float64.
@@ -96,7 +99,8 @@ def cell_bytes(cell: Cell) -> CellMemory | None:
     Of a cell that several ranks share it is what each of their processes needs, with a device of its own.
 
     On the CPU, and on a Mac, where both share one memory, everything counts as the host's. Engine `trl` is taken to
-    need what the native one does, without checkpoints. What a resumed cell holds on top is part of the estimate.
+    need what the native one does, without checkpoints. A resumed cell holds nothing on top: what was loaded is gone
+    before its first step.
 
     Measured on the CPU, cells that were not resumed: SmolLM2-135M with task=additions 9.79 GB, estimated 12.1 (engine
     trl 8.45, estimated 10.5); a Llama of 27 million parameters 2.40 GB, estimated 2.95, with a warm-up 2.12 (2.95); the
@@ -125,9 +129,10 @@ def training_bytes(cell: Cell, shape: ModelShape, lengths: Lengths) -> int:
         + gradient_bytes(shape.parameters, width)
         + optimizer_bytes(shape.parameters, width, cell.optimizer.kind)
         + updater_bytes(shape.parameters)
+        + controllers_bytes(shape.parameters, [controller.choice() for controller in cell.controller])
+        + (average_bytes(shape.parameters, width) if cell.proximal.needs_average else 0)
         + versions_bytes(shape, width, cell.delay.kept_versions)
         + batches_bytes(sequences, tokens, cell.delay.queue_batches)
-        + (resumed_bytes(shape, width) if cell.engine.choice() == "native" else 0)
         + ranks_bytes(shape, width, ranks)
     )
     # Logits start at the column before the first completion token.
@@ -167,20 +172,25 @@ def updater_bytes(parameters: int) -> int:
 
 
 def versions_bytes(shape: ModelShape, width: int, kept: int) -> int:
-    """b (N + (K + 2) E) for K > 0 kept versions: a module to run them in, and K + 1 state dicts of E entries, one more
-    while the newest is published; 0 for K = 0.
+    """b N (K + 2) for K > 0 kept versions: a module to run them in, and K + 1 versions, in which tied weights are one
+    tensor; 0 for K = 0.
     """  # fmt: skip
-    return width * (shape.parameters + (kept + 2) * shape.state_entries) if kept else 0
+    return width * shape.parameters * (kept + 2) if kept else 0
+
+
+def controllers_bytes(parameters: int, names: Sequence[str]) -> int:
+    """4 N for each flat vector that a controller makes within a step: the gradient and what is left of it, or Δθ."""
+    return FLOAT32 * parameters * sum(CONTROLLER_VECTORS.get(name, 0) for name in names)
+
+
+def average_bytes(parameters: int, width: int) -> int:
+    """N b for the module that runs an average of the weights, and 4 N for the average where that is not float32."""
+    return parameters * (width if width == FLOAT32 else width + FLOAT32)
 
 
 def batches_bytes(sequences: int, tokens: int, waiting: int) -> int:
     """(Q + 2) B (38 T + 41): Q batches that wait, one in use, one being made."""
     return (waiting + 2) * sequences * (TOKEN_BYTES * tokens + SEQUENCE_BYTES)
-
-
-def resumed_bytes(shape: ModelShape, width: int) -> int:
-    """E b + 8 N: the loaded checkpoint stays with its model and two flat vectors that the loop has replaced."""
-    return shape.state_entries * width + 2 * FLOAT32 * shape.parameters
 
 
 def ranks_bytes(shape: ModelShape, width: int, ranks: int) -> int:

@@ -36,11 +36,11 @@ class VersionStore:
 
     def publish(self, version: int) -> None:
         """Remember the live weights as `version`; forget those no delay can ask for any more."""
-        if not self.keep:
+        if not self.keep or version in self.states:  # a version is a number of updates: it never changes
             return
-        self.states[version] = {k: v.detach().clone() for k, v in self.live.state_dict().items()}
         for old in [v for v in self.states if v < version - self.keep]:
             del self.states[old]
+        self.states[version] = _clones(self.live.state_dict())
 
     def at(self, version: int, version_now: int) -> PreTrainedModel:
         """Model holding the weights of `version`."""
@@ -49,6 +49,19 @@ class VersionStore:
         assert self.module is not None, "a delay that samples with older weights declares kept_versions"
         self.module.load_state_dict(self.states[version])
         return self.module
+
+
+def _clones(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy of a state dict, in which tied weights stay one tensor."""
+    copies: dict[tuple[int, torch.Size, tuple[int, ...]], Tensor] = {}
+    cloned: dict[str, Tensor] = {}
+    for name, value in state.items():
+        place = (value.data_ptr(), value.shape, value.stride())
+        # An empty tensor lies nowhere: several share the address 0.
+        if not value.numel() or place not in copies:
+            copies[place] = value.detach().clone()
+        cloned[name] = copies[place]
+    return cloned
 
 
 class BatchSource:
@@ -66,7 +79,9 @@ class BatchSource:
         """Next batch for a trainer at `version_now`; samples what the queue lacks, with the weights of now."""
         self.store.publish(version_now)
         consumed = self.produced - len(self.queue)
-        while self.produced < min(consumed + 1 + self.cell.delay.queue_batches, self.total):
+        # One more is always due: a controller may have made batches serve fewer steps than the total was made from.
+        due = max(consumed + 1, min(consumed + 1 + self.cell.delay.queue_batches, self.total))
+        while self.produced < due:
             self.produced += 1
             self.queue.append(self._produce(self.produced, version_now))
         return self.queue.popleft().check(version_now)
@@ -151,15 +166,19 @@ class BatchSource:
         log θ/old must be exactly 0.
         """
         old, ref = torch.zeros_like(batch.logp_old_BT), torch.zeros_like(batch.logp_ref_BT)
+        entropy = torch.zeros_like(old) if needs(self.cell, "entropy_behav_BT") else None
         for rows in (self.parts.ranks.share(rows) for part in self.parts.minibatch_rows for rows in part):
             piece = batch.rows(rows)
             inputs = (piece.tokens_BT, piece.position_BT, piece.mask_BT)
             temperature = self.cell.task.temperature
-            old[rows] = token_logps(model, *inputs, temperature=temperature).logp_BT
+            found = token_logps(model, *inputs, temperature=temperature)
+            old[rows] = found.logp_BT
+            if entropy is not None:
+                entropy[rows] = found.entropy_BT
             ref[rows] = token_logps(self.parts.reference, *inputs, temperature=temperature).logp_BT
         # Every row was scored by one rank and is 0 on the others.
-        self.parts.ranks.sum_([old, ref])
-        return replace(batch, logp_old_BT=old, logp_ref_BT=ref)
+        self.parts.ranks.sum_([old, ref] if entropy is None else [old, ref, entropy])
+        return replace(batch, logp_old_BT=old, logp_ref_BT=ref, entropy_behav_BT=entropy)
 
     def state_dict(self) -> dict[str, Any]:
         """Waiting batches, kept versions and the count."""
@@ -174,6 +193,12 @@ class BatchSource:
         self.produced = state["produced"]
         self.queue = deque(unpack(batch) for batch in state["queue"])
         self.store.states = state["versions"]
+
+
+def needs(cell: Cell, field: str) -> bool:
+    """Whether some rule of the cell needs the optional `field` of the loss inputs."""
+    declared = [cell.loss.needs, cell.proximal.needs, *(correction.needs for correction in cell.correction)]
+    return any(field in names for names in declared)
 
 
 def pack(batch: RolloutBatch) -> dict[str, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from stalefront.batch import Update
+from stalefront.controller import AS_IT_IS, Decision
 
 if TYPE_CHECKING:
     from stalefront.optimizer import Optimizer
@@ -39,6 +41,12 @@ def cosine(a: Tensor, b: Tensor) -> float:
     """⟨a, b⟩ / (‖a‖ ‖b‖); NaN where one of them is zero or not finite, since no angle exists then."""
     norms = norm(a) * norm(b)
     return dot(a, b) / norms if norms > 0 else math.nan
+
+
+def _spread(vector: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Overwrite `tensors` with the entries of `vector`: the reverse of `flat`."""
+    for tensor, piece in zip(tensors, torch.split(vector, [t.numel() for t in tensors]), strict=True):
+        tensor.copy_(piece.view_as(tensor))
 
 
 def clip_factor(norm: float, limit: float | None) -> float:
@@ -71,20 +79,65 @@ class Updater:
                 p.grad = torch.zeros_like(p)
         return [p.grad for p in self.params if p.grad is not None]
 
-    def apply(self, step: int, lr_scale: float = 1.0) -> Update:
+    def apply(self, step: int, lr_scale: float = 1.0, decision: Decision = AS_IT_IS) -> Update:
         """Clip the accumulated gradient, step at the scheduled rate times `lr_scale`, and measure.
 
         The applied gradient is what the optimizer sees: after clipping, and for `nsgd` after division by its norm.
-        A non-finite gradient is applied like any other: what it does to the weights is an observation.
+        A non-finite gradient is applied like any other: what it does to the weights is an observation. What
+        controllers decided comes in this order: forget the optimizer's state, skip, take another gradient, clip, scale
+        the rate, step, shorten the update.
         """
+        if decision.reset_optimizer:
+            self.torch.state.clear()
+        lr = self.options.lr_at(step)
+        if decision.skip:
+            return self._skipped(lr)
         grads = self.gradients()
+        if decision.gradient is not None:
+            _spread(decision.gradient, grads)
         raw, factor = self._clip(grads)
         gradient, before = flat(grads), flat(self.params)
-        lr = self.options.lr_at(step)
+        lr_scale = lr_scale * decision.scale
         for group in self.torch.param_groups:
             group["lr"] = lr * lr_scale
         self.torch.step()
-        return self.measure(before, gradient, raw=raw, factor=factor, lr=lr, lr_scale=lr_scale)
+        short = self._shorten(before, decision.cap)
+        update = self.measure(before, gradient, raw=raw, factor=factor, lr=lr, lr_scale=lr_scale * short)
+        return replace(update, cap_factor=short)
+
+    def _skipped(self, lr: float) -> Update:
+        """The record of a step at which nothing was applied; what the next one is compared with stays."""
+        now = flat(self.params)
+        return Update(
+            lr_asked=lr,
+            lr_scale=0.0,
+            lr_applied=0.0,
+            stepped=False,
+            finite=bool(torch.isfinite(now).all()),
+            grad_norm_raw=float(torch.nn.utils.get_total_norm(self.gradients())),
+            grad_norm_applied=0.0,
+            clip_factor=1.0,
+            update_norm=0.0,
+            dist_from_start=norm(now - self.start),
+            param_norm=norm(now),
+            cos_grad=None,
+            cos_update=None,
+        )
+
+    def _shorten(self, before: Tensor, cap: float | None) -> float:
+        """Bring the weights back towards `before` until ‖Δθ‖ ≤ `cap`; returns the factor on Δθ.
+
+        Every rule's Δθ is its rate times something that the rate does not enter, so that this is the step of a rate
+        that is smaller by the factor. A length that is not finite has no such factor.
+        """
+        if cap is None:
+            return 1.0
+        delta = flat(self.params) - before
+        length = norm(delta)
+        if not cap < length < math.inf:
+            return 1.0
+        _spread(before.add(delta, alpha=cap / length), [p.data for p in self.params])
+        return cap / length
 
     def measure(
         self, before: Tensor, gradient: Tensor, *, raw: float, factor: float, lr: float, lr_scale: float

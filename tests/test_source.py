@@ -1,0 +1,93 @@
+"""Where batches come from: kept versions of the weights, and columns that only some rules need."""
+
+import pytest
+import torch
+
+from stalefront.build import build
+from stalefront.loop import Learner
+from stalefront.source import VersionStore, pack, unpack
+
+WARM = {"model.warmup.steps": 20}
+
+
+@pytest.fixture
+def model(make_cell):
+    options = make_cell(**{"model.config.tie_word_embeddings": True}).model
+    return options.build(options.tokenizer(), seed=0)
+
+
+def test_versions_are_dropped_before_the_next_is_made_and_tied_weights_are_one(model, monkeypatch):
+    store = VersionStore(model, keep=2)
+    held = []
+    clones = "stalefront.source._clones"
+    monkeypatch.setattr(clones, _noting(held, store))
+    for version in range(5):
+        with torch.no_grad():
+            next(model.parameters()).fill_(float(version))
+        store.publish(version)
+    assert held == [0, 1, 2, 2, 2]
+    assert sorted(store.states) == [2, 3, 4]
+    for version, state in store.states.items():
+        assert state.keys() == model.state_dict().keys()
+        assert float(next(iter(state.values())).mean()) == version
+        tied = [state[name] for name in ("model.embed_tokens.weight", "lm_head.weight")]
+        assert tied[0] is tied[1]
+        assert len({id(value) for value in state.values()}) == len(list(model.parameters()))
+    older = store.at(3, 4)
+    assert older is store.module
+    assert torch.equal(older.get_input_embeddings().weight, torch.full_like(older.get_input_embeddings().weight, 3.0))
+
+
+def _noting(held, store):
+    from stalefront.source import _clones
+
+    def clones(state):
+        held.append(len(store.states))
+        return _clones(state)
+
+    return clones
+
+
+def test_a_version_that_is_there_is_not_made_again(model):
+    store = VersionStore(model, keep=1)
+    store.publish(0)
+    first = store.states[0]
+    store.publish(0)
+    assert store.states[0] is first
+
+
+def test_entropies_of_the_sampler_are_recorded_for_who_needs_them(make_cell, cache_dir):
+    plain, entropic = (
+        Learner(cell, build(cell, cache_dir))
+        for cell in (make_cell(**WARM), make_cell(**WARM, correction=["estr"], **{"optimizer.grad_accum": 2}))
+    )
+    assert plain.source.take(0).entropy_behav_BT is None
+    batch = entropic.source.take(0)
+    entropy = batch.entropy_behav_BT
+    assert entropy.dtype == torch.float32
+    assert (entropy[~batch.mask_BT] == 0).all()
+    assert (entropy[batch.mask_BT] > 0).all()
+    # On the first step the present policy is the sampling one.
+    seen = entropic._backward(batch, entropic._advantages(batch.reward_B))
+    assert torch.equal(torch.cat([piece.entropy_BT for piece in seen]), entropy)
+    assert torch.equal(torch.cat([piece.inputs.entropy_behav_BT for piece in seen]), entropy)
+    again = unpack(pack(batch))
+    assert torch.equal(again.entropy_behav_BT, entropy)
+    picked = batch.rows(torch.tensor([3, 1]))
+    assert torch.equal(picked.entropy_behav_BT, entropy[[3, 1]])
+    older = pack(plain.source.take(0))
+    del older["entropy_behav_BT"]
+    assert unpack(older).entropy_behav_BT is None
+
+
+def test_lags_rewards_and_groups_reach_the_rules(make_cell, cache_dir):
+    cell = make_cell(**WARM, **{"optimizer.grad_accum": 2})
+    learner = Learner(cell, build(cell, cache_dir))
+    for step in range(3):
+        learner.advance()
+        assert learner.version == step + 1
+    seen = learner._backward(learner.batch, learner._advantages(learner.batch.reward_B))
+    mask, lag = (torch.cat([getattr(piece.inputs, name) for piece in seen]) for name in ("mask_BT", "lag_BT"))
+    assert torch.equal(lag, 3 * mask.long())
+    assert torch.equal(torch.cat([piece.inputs.reward_B for piece in seen]), learner.batch.reward_B)
+    assert torch.equal(torch.cat([piece.inputs.group_B for piece in seen]), torch.arange(64) // 8)
