@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns its exit code."""
     options = _parser().parse_args(arguments)
     try:
-        code: int = options.run(Sweep.read(options.directory), options)
+        code: int = options.run(options)
         sys.stdout.flush()
     except OptionError as error:
         sys.stdout.flush()
@@ -53,6 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_retry(commands)
     _add(commands, "report", _report, "build the report anew from the recorded files")
     _add(commands, "table", _table, "print the run table, one row a planned cell, as CSV")
+    _add_parity(commands)
+    _add_import_config(commands)
     return parser
 
 
@@ -65,7 +67,7 @@ def _add(commands: _Commands, name: str, run: _Run, text: str, more: str = "") -
     description = f"{text[0].upper()}{text[1:]}. {more}".strip()
     command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=description)
     command.add_argument("directory", type=Path, metavar="DIR", help="a sweep directory, for example runs/default")
-    command.set_defaults(run=run)
+    command.set_defaults(run=lambda options: run(Sweep.read(options.directory), options))
     return command
 
 
@@ -111,6 +113,30 @@ def _add_retry(commands: _Commands) -> None:
     command.add_argument("--fresh", action="store_true", help="start the named cells over, finished or not")
     command.add_argument("--no-wait", action="store_true", help="submit to Slurm and return")
     command.add_argument("--workers", type=_count, metavar="N", help="cells at a time with the local launcher")
+
+
+def _add_parity(commands: _Commands) -> None:
+    more = (
+        "A golden file holds a framework's options, a batch, and the loss, gradient, weights and masks that its own "
+        "code gave; it is evaluated through the options. Exit code 1 when a file is missed, 2 when one cannot be read."
+    )
+    text = "compare with golden files of other frameworks"
+    command = commands.add_parser("parity", help=text, description=f"{text[0].upper()}{text[1:]}. {more}")
+    command.add_argument("files", nargs="+", type=Path, metavar="FILE.json", help="golden files")
+    command.set_defaults(run=_parity)
+
+
+def _add_import_config(commands: _Commands) -> None:
+    more = (
+        "Known algorithm options are taken from wherever that framework keeps them; what concerns other parts is "
+        "reported, and an algorithm option that has no counterpart is refused."
+    )
+    text = "turn another framework's configuration into overrides"
+    command = commands.add_parser("import-config", help=text, description=f"{text[0].upper()}{text[1:]}. {more}")
+    command.add_argument("file", type=Path, metavar="CONFIG.yaml", help="its configuration, as one YAML file")
+    command.add_argument("--framework", required=True, metavar="NAME", help="skyrl, verl, trl, …")
+    command.add_argument("--sweep", metavar="NAME", help="also write sweeps/NAME.yaml, which runs it")
+    command.set_defaults(run=_import_config)
 
 
 def _count(text: str) -> int:
@@ -161,6 +187,18 @@ def _table(sweep: Sweep, options: argparse.Namespace) -> int:
 
     sys.stdout.write(write_table(build_table(options.directory).table).decode())
     return 0
+
+
+def _parity(options: argparse.Namespace) -> int:
+    from stalefront.commands.parity import parity
+
+    return parity(options.files)
+
+
+def _import_config(options: argparse.Namespace) -> int:
+    from stalefront.commands.import_config import import_config
+
+    return import_config(options.framework, options.file, sweep=options.sweep)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def read_planned(sweep: Sweep, cell_id: str) -> Planned:
     if cell.cell_id != cell_id:
         way_out = "It was edited, or files that it names have changed; run the command of the sweep again."
         raise OptionError(str(path), cell.cell_id, f"a cell with the id {cell_id}", way_out)
-    return Planned(cell, config["run"], tuple(config["overrides"]))
+    return Planned(cell, config["run"], tuple(config["overrides"]), config.get("framework"))
 
 
 def has_report(sweep: Sweep) -> bool:
