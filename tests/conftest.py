@@ -24,7 +24,11 @@ from stalefront.reduction import reduction_BT
 from stalefront.run import run_cell
 
 CONF = Path(__file__).parents[1] / "conf"
-GROUPS = {"model": "tiny", "task": "sort5", "delay": "reuse", "loss": "grpo", "optimizer": "adamw", "engine": "native"}
+GROUPS = {
+    **{"model": "tiny", "task": "sort5", "delay": "reuse", "loss": "grpo", "optimizer": "adamw", "engine": "native"},
+    **{"proximal": "recompute", "reduction": "own"},
+}
+LISTS = ("correction", "controller")
 
 
 class Graded(NamedTuple):
@@ -57,12 +61,13 @@ def load_choice(group: str, name: str) -> dict[str, Any]:
 def cell_config(**overrides: Any) -> dict[str, Any]:
     """Configuration of the tiny cell.
 
-    A group takes a file's stem (`delay="lag"`), `correction` a list of stems, a top-level field its value, and a
-    dotted key (`**{"delay.lag_updates": 3}`) replaces one field.
+    A group takes a file's stem (`delay="lag"`), `correction` and `controller` a list of stems, a top-level field its
+    value, and a dotted key (`**{"delay.lag_updates": 3}`) replaces one field.
     """
     config: dict[str, Any] = {"seed": 0, "steps": 8, "device": "cpu", "threads": 1}
     config |= {group: load_choice(group, overrides.pop(group, name)) for group, name in GROUPS.items()}
-    config["correction"] = {name: load_choice("correction", name) for name in overrides.pop("correction", [])}
+    for group in LISTS:
+        config[group] = {name: load_choice(group, name) for name in overrides.pop(group, [])}
     config["validation"] = {"every": 4, "num_samples": 16}
     for key, value in overrides.items():
         *parents, leaf = key.split(".")
@@ -193,6 +198,8 @@ def random_inputs() -> Callable[..., LossInputs]:
             logp_ref_BT=uniform(-4.0, -0.1, rows, width),
             advantage_B=uniform(0.2, 2.0, rows) * torch.tensor([1.0, -1.0] * rows, dtype=dtype)[:rows],
             mask_BT=torch.arange(width) < length[:, None],
+            reward_B=torch.tensor([1.0, 0.0] * rows, dtype=dtype)[:rows],
+            group_B=torch.arange(rows) // 2,
         )
 
     return make

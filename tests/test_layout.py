@@ -10,7 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 # Groups whose choices are methods: one file each, with one configuration and one test of the same stem.
-METHODS = ("delay", "loss", "correction", "engine")
+METHODS = ("delay", "loss", "proximal", "correction", "controller", "engine")
+
+# Groups that are lists, with a configuration for the empty one.
+LISTS = ("correction", "controller")
 
 
 def on_disk() -> set[str]:
@@ -36,7 +39,7 @@ def test_data_folders_are_in_the_wheel():
 @pytest.mark.parametrize("group", METHODS)
 def test_a_choice_has_the_same_stem_in_three_places(group):
     code = {p.stem for p in (ROOT / "src/stalefront" / group).glob("[!_]*.py")}
-    conf = {p.stem for p in (ROOT / "conf" / group).glob("*.yaml")} - ({"none"} if group == "correction" else set())
+    conf = {p.stem for p in (ROOT / "conf" / group).glob("*.yaml")} - ({"none"} if group in LISTS else set())
     tests = {p.stem.removeprefix("test_") for p in (ROOT / "tests" / group).glob("test_*.py")}
     assert code == conf
     assert code <= tests

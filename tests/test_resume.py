@@ -113,6 +113,8 @@ def test_sigterm_checkpoints_and_says_so(cell, reference, tmp_path, cache_dir, f
         {"delay.S": 4, "delay.minibatches": 2},
         {"delay": "lag", "delay.via": "weights", "delay.lag_updates": 3},
         {"loss": "reinforce", "correction": ["token_tis"], "optimizer": "nsgd"},
+        {"delay": "lag", "correction": ["estr"]},
+        {"controller": ["vcpo", "gac", "update_cap", "cosine_trigger", "optimizer_reset"], "proximal": "ema"},
     ],
 )
 def test_every_kind_of_state_is_in_the_checkpoint(overrides, make_cell, run_in, tmp_path, numbers):

@@ -80,6 +80,7 @@ def _hydra(arguments: list[str]) -> int:
 
     from hydra_plugins.stalefront_launcher.local import LocalLauncher
     from hydra_plugins.stalefront_launcher.slurm import SlurmLauncher
+    from hydra_plugins.stalefront_sweeper.frontier import FrontierSweeper
     from hydra_plugins.stalefront_sweeper.grid import GridSweeper
     from stalefront.launch import LAUNCHED, exit_code
     from stalefront.resolvers import register_resolvers
@@ -87,7 +88,7 @@ def _hydra(arguments: list[str]) -> int:
     from stalefront.sweepfiles import register_sweeps
 
     # Hydra finds plugins by walking folders, which misses packages of an editable installation.
-    for plugin in (LocalLauncher, SlurmLauncher, GridSweeper):
+    for plugin in (LocalLauncher, SlurmLauncher, GridSweeper, FrontierSweeper):
         Plugins.instance().register(plugin)
     register_resolvers()
     register_sweeps()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stalefront.choice import OptionError
+from stalefront.correction import RatioCorrection
 from stalefront.ranks import SINGLE, Ranks
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from stalefront.cell import Cell
+    from stalefront.correction import Correction
     from stalefront.rollout import Prompts, Sampler
     from stalefront.task import Row
 
@@ -131,8 +134,18 @@ def check_pairs(cell: Cell) -> None:
     if rows % pieces:
         raise OptionError("optimizer.grad_accum", pieces, f"a divisor of the {rows} sequences of a learner step")
     _check_ranks(cell)
-    for correction in cell.correction:
-        _check_anchor(cell, correction.choice(), correction.anchor)
+    held = {} if cell.loss.ratio is None else {f"loss={cell.loss.choice()}": cell.loss.ratio}
+    for place, correction in enumerate(cell.correction):
+        _check_needs(correction)
+        _check_scope(cell, correction)
+        _check_normalize(cell.correction[:place], correction)
+        if isinstance(correction, RatioCorrection):
+            _check_anchor(cell, correction, held)
+            if correction.is_weight:
+                held[f"correction.{correction.choice()}"] = correction.anchor
+    _check_whole(cell)
+    for controller in cell.controller:
+        controller.refuse(cell)
     cell.engine.refuse(cell)
 
 
@@ -153,19 +166,84 @@ def _check_ranks(cell: Cell) -> None:
         raise OptionError("device", cell.device, f"cpu or cuda with model.ranks={ranks}", "A rank has its own device.")
 
 
-def _check_anchor(cell: Cell, name: str, anchor: str) -> None:
-    field = f"correction.{name}.anchor"
-    if anchor == "old/mu":
+# Optional fields of the loss inputs that the loop fills for the rules that need them.
+RECORDED = frozenset({"reward_B", "group_B", "lag_BT", "entropy_behav_BT"})
+
+
+def _check_needs(correction: Correction) -> None:
+    """Nothing a rule looks at may be absent."""
+    absent = sorted(set(correction.needs) - RECORDED)
+    if absent:
+        legal = f"rules that need nothing but {', '.join(sorted(RECORDED))}"
+        raise OptionError("correction", correction.choice(), legal, f"It needs {', '.join(absent)}.")
+
+
+def _check_scope(cell: Cell, correction: Correction) -> None:
+    """A rule that compares the rows of a batch sees a whole learner step at once, or something else than it says."""
+    if correction.scope != "batch":
+        return
+    way_out = f"correction={correction.choice()} compares all tokens of a learner step, which must not be split."
+    for field, value in (("optimizer.grad_accum", cell.optimizer.grad_accum), ("model.ranks", cell.model.ranks)):
+        if value > 1:
+            raise OptionError(field, value, "1", way_out)
+
+
+def _check_whole(cell: Cell) -> None:
+    """A loss or a reduction that looks at a whole learner step at once, after the corrections, cannot be split."""
+    reduction = cell.reduction
+    whole = {
+        reduction.key("denominator"): reduction.denominator == "kept",
+        reduction.key("advantages_over"): reduction.advantages_over == "kept",
+        "loss": cell.loss.scope == "batch",
+    }
+    split = {"optimizer.grad_accum": cell.optimizer.grad_accum, "model.ranks": cell.model.ranks}
+    for option in (name for name, on in whole.items() if on):
+        value = cell.loss.choice() if option == "loss" else "kept"
+        for field, count in split.items():
+            if count > 1:
+                way_out = f"{option}={value} looks at all sequences of a learner step, which must not be split."
+                raise OptionError(field, count, "1", way_out)
+
+
+def _check_normalize(before: Sequence[Correction], correction: Correction) -> None:
+    """Weights that are all 1 have nothing to normalise."""
+    if correction.looks_at != "weight" or any(rule.is_weight for rule in before):
+        return
+    legal = "a place after a rule that weights tokens"
+    way_out = f"All weights are 1 where correction={correction.choice()} stands, so it would never act."
+    raise OptionError("correction", correction.choice(), legal, way_out)
+
+
+def _check_anchor(cell: Cell, correction: RatioCorrection, held: Mapping[str, str]) -> None:
+    """A mask may look at any ratio; a weight may not hold what the surrogate or a weight before it holds already.
+
+    `held` has the ratios in use, by who holds them.
+    """
+    field, anchor = correction.key("anchor"), correction.anchor
+    if anchor == "old/mu" and cell.proximal.choice() == "recompute":
         raise OptionError(
             field,
             anchor,
             "theta/mu or theta/old",
             "Without mismatch between sampler and trainer old/mu is 1, so the correction would never act.",
         )
-    if cell.loss.ratio is not None:
+    for holder, ratio in held.items():
+        if not correction.is_weight or not legs(ratio) & legs(anchor):
+            continue
+        if holder.startswith("loss"):
+            legal, way_out = "a ratio that the loss does not hold already", "use loss=reinforce, which has none."
+        else:
+            legal, way_out = "a ratio that no other weight holds already", "keep one of the two."
+        raise OptionError(field, anchor, legal, f"{holder} holds {ratio}; {way_out}")
+    if anchor == "theta/old" and cell.S == 1 and cell.proximal.choice() == "recompute":
         raise OptionError(
             field,
             anchor,
-            "a ratio that the loss does not hold already",
-            f"loss={cell.loss.choice()} holds {cell.loss.ratio}; use loss=reinforce, which has none.",
+            "theta/mu",
+            f"With delay={cell.delay.choice()} every step is on-policy: theta/old is 1, so it would never act.",
         )
+
+
+def legs(anchor: str) -> set[str]:
+    """What a ratio holds: θ/old the lag, old/μ the mismatch, θ/μ both."""
+    return {"theta/old": {"lag"}, "old/mu": {"mismatch"}, "theta/mu": {"lag", "mismatch"}}[anchor]

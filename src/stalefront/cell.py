@@ -12,23 +12,50 @@ from functools import cached_property
 from typing import Any, Literal
 
 from stalefront.choice import Choice, OptionError, is_count
+from stalefront.controller import Controller
 from stalefront.correction import Correction
 from stalefront.delay import Delay
 from stalefront.engine import Engine
 from stalefront.loss import Loss
 from stalefront.model import Model
 from stalefront.optimizer import Optimizer
+from stalefront.proximal import Proximal
+from stalefront.reduction import Reduction
 from stalefront.task import Task
 
 # Seeds that every consumer takes: NumPy and transformers refuse larger ones.
 MAX_SEED = 2**32 - 1
 DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
 
-GROUPS = ("model", "task", "delay", "loss", "engine")
+GROUPS = ("model", "task", "delay", "loss", "proximal", "reduction", "engine")
+# Ordered lists of choices.
+LISTS = ("correction", "controller")
 
 # Dotted path → value at which a field added after the first release changes nothing. Such a field is left out of
-# the identity at that value, so that cells recorded before it keep their ids. `*` stands for any choice.
-NEUTRAL: dict[str, Any] = {"model.ranks": 1}
+# the identity at that value, so that cells recorded before it keep their ids. A path goes through every entry of a
+# list. A group that is missing from a record has its neutral value.
+NEUTRAL: dict[str, Any] = {
+    "model.ranks": 1,
+    "loss.anchor": "theta/old",
+    "loss.clamp_nats": None,
+    "loss.dual_clip": None,
+    "loss.value_cap": None,
+    "loss.floor": 0.0,
+    "loss.ppo_mask": False,
+    "loss.over": "valid",
+    "loss.gradient": "sequence",
+    "loss.sequence_clamp_nats": None,
+    "loss.advantage": "token",
+    "loss.length_epsilon": 0.0,
+    "correction.clamp_nats": None,
+    "correction.floor": 0.0,
+    "proximal": {"choice": "recompute"},
+    "reduction": {
+        **{"choice": "own", "denominator": "valid", "advantages_over": "all"},
+        **{"skip_empty": False, "epsilon": 0.0, "epsilon_on": "both"},
+    },
+    "controller": [],
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +98,10 @@ class Cell(Choice):
     task: Task
     delay: Delay
     loss: Loss
+    proximal: Proximal
     correction: tuple[Correction, ...]
+    reduction: Reduction
+    controller: tuple[Controller, ...]
     optimizer: Optimizer
     engine: Engine
     validation: Validation
@@ -83,7 +113,8 @@ class Cell(Choice):
         self.require(is_count(self.threads), "threads", "a whole number of at least 1")
         legal = "cpu, cuda, cuda:<index> or mps"
         self.require(bool(DEVICE.fullmatch(self.device)), "device", legal, "An index is a whole number, as in cuda:0.")
-        refuse_repeats("correction", [correction.choice() for correction in self.correction])
+        for group in LISTS:
+            refuse_repeats(group, [entry.choice() for entry in getattr(self, group)])
         from stalefront.build import check_pairs
 
         check_pairs(self)
@@ -93,8 +124,9 @@ class Cell(Choice):
         """Cell of a composed configuration or of a recorded `config.json`; raises `OptionError`."""
         values: dict[str, Any] = {key: config[key] for key in ("seed", "steps", "device", "threads") if key in config}
         for group in GROUPS:
-            values[group] = make_choice(group, config.get(group))
-        values["correction"] = tuple(make_choice("correction", entry) for entry in _entries(config.get("correction")))
+            values[group] = make_choice(group, config.get(group, NEUTRAL.get(group)))
+        for group in LISTS:
+            values[group] = tuple(make_choice(group, entry) for entry in _entries(config.get(group)))
         values["optimizer"] = Optimizer.from_mapping(config["optimizer"])
         values["validation"] = Validation.from_mapping(config["validation"])
         return cls.from_mapping(values)
@@ -114,14 +146,21 @@ def identity(cell: Mapping[str, Any], neutral: Mapping[str, Any] | None = None) 
     """Hash of `Cell.identity`; see `NEUTRAL`."""
     pruned = json.loads(json.dumps(cell))
     for path, value in (NEUTRAL if neutral is None else neutral).items():
-        *parents, leaf = path.split(".")
-        node: Any = pruned
-        for key in parents:
-            node = node.get(key, {}) if isinstance(node, dict) else {}
-        if isinstance(node, dict) and leaf in node and node[leaf] == value:
-            del node[leaf]
+        _prune(pruned, path.split("."), value)
     text = json.dumps(pruned, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _prune(node: Any, path: list[str], neutral: Any) -> None:
+    """Remove what `path` leads to where it has its neutral value."""
+    key, *rest = path
+    for part in node if isinstance(node, list) else [node]:
+        if not isinstance(part, dict) or key not in part:
+            continue
+        if rest:
+            _prune(part[key], rest, neutral)
+        elif part[key] == neutral:
+            del part[key]
 
 
 def stored_identity(stored: Mapping[str, Any], cell: Cell) -> str:

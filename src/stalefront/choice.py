@@ -36,7 +36,7 @@ class Choice:
     def __post_init__(self) -> None:
         hints = _field_types(type(self))
         for field in dataclasses.fields(self):
-            value = _settle(hints[field.name], getattr(self, field.name), self.key(field.name))
+            value = settle(hints[field.name], getattr(self, field.name), self.key(field.name))
             object.__setattr__(self, field.name, value)
         self.check()
 
@@ -135,7 +135,7 @@ def _identity(value: Any) -> Any:
     return _plain(value)
 
 
-def _settle(hint: Any, value: Any, path: str) -> Any:
+def settle(hint: Any, value: Any, path: str) -> Any:
     """Bring `value` to the annotated type `hint`, or raise `OptionError`."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
@@ -163,17 +163,17 @@ def _settle_union(args: tuple[Any, ...], value: Any, path: str) -> Any:
     rest = [a for a in args if a is not type(None)]
     if type(value) in rest:
         return value
-    return _settle(rest[0], value, path)
+    return settle(rest[0], value, path)
 
 
 def _settle_tuple(args: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple):
         raise OptionError(path, value, "a list", "Write it as [a,b].")
     if len(args) == 2 and args[1] is Ellipsis:
-        return tuple(_settle(args[0], v, path) for v in value)
+        return tuple(settle(args[0], v, path) for v in value)
     if len(args) != len(value):
         raise OptionError(path, list(value), f"a list of {len(args)}")
-    return tuple(_settle(a, v, path) for a, v in zip(args, value, strict=True))
+    return tuple(settle(a, v, path) for a, v in zip(args, value, strict=True))
 
 
 def _as_dict(value: Any, path: str) -> dict[str, Any]:

@@ -31,11 +31,19 @@ RUN_OPTIONS = ("checkpoint_every", "keep_checkpoint", "cache_dir")
 
 @dataclass(frozen=True)
 class Planned:
-    """A cell with the options that change no number, and the overrides it came from."""
+    """A cell with the options that change no number, and the overrides it came from.
+
+    Attributes
+    ----------
+    framework
+        Name (`choice`) and options of the framework that the cell's method was written in, None for none. The cell
+        holds what they mean, so two ways to say one thing are one cell.
+    """
 
     cell: Cell
     run: Mapping[str, Any]
     overrides: tuple[str, ...]
+    framework: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +171,10 @@ class Composer:
             if not variant.has(key):
                 raise unknown_key(key, values[key], [variant])
         config = variant.with_values(values)
-        return Planned(_cell(config), _run_options(config), tuple(overrides))
+        framework = config.pop("framework", None) or None
+        if framework is not None:
+            config |= _method_of(framework, [self.parse(text) for text in overrides])
+        return Planned(_cell(config), _run_options(config), tuple(overrides), framework)
 
     def cells(self, jobs: Iterable[Sequence[str]]) -> dict[tuple[str, ...], Planned]:
         """Cell of every list of overrides, composed and checked; lists that give the same cell share one.
@@ -181,6 +192,9 @@ class Composer:
 
 def unknown_key(key: str, value: object, variants: Iterable[Variant], way_out: str = "") -> OptionError:
     """Error about a key that none of `variants` has, with the closest keys they do have unless `way_out` knows more."""
+    variants = list(variants)
+    if key.startswith("framework."):
+        return _unknown_option(key, value, variants)
     known: set[str] = set()
     for variant in variants:
         known |= set(variant.raw) if "." not in key else {path for path, _ in leaves(variant.raw)}
@@ -188,6 +202,29 @@ def unknown_key(key: str, value: object, variants: Iterable[Variant], way_out: s
     close = close or sorted(path for path in known if path.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1])[:2]
     hint = f"Did you mean {' or '.join(close)}?" if close else "python sweep.py --cfg job lists them."
     return OptionError(key, value, "a key of the chosen configuration", way_out or hint)
+
+
+def _unknown_option(key: str, value: object, variants: Iterable[Variant]) -> OptionError:
+    from stalefront.frameworks import framework, names
+
+    for variant in variants:
+        if name := (variant.raw.get("framework") or {}).get("choice"):
+            return framework(name).unknown(key.removeprefix("framework."), value)
+    return OptionError(key, value, "an option of a chosen framework", f"Give framework=<one of {', '.join(names())}>.")
+
+
+def _method_of(options: Mapping[str, Any], overrides: Iterable[Override]) -> dict[str, Any]:
+    """Groups of a cell that a framework's options stand for; raises `OptionError` about a second word on them."""
+    from stalefront.frameworks import framework
+    from stalefront.recipe import DECIDES
+
+    chosen = framework(options["choice"])
+    for override in overrides:
+        if override.key_or_group.split(".")[0] in DECIDES:
+            legal = f"no value beside framework={chosen.name}, which decides {', '.join(DECIDES)}"
+            way_out = "Set options of the framework, or leave it out and write the parts: see docs/frameworks.md."
+            raise OptionError(override.key_or_group, override.get_value_element_as_str(), legal, way_out)
+    return chosen.recipe({key: value for key, value in options.items() if key != "choice"}).config()
 
 
 def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -37,11 +37,14 @@ def read_json(path: Path) -> Any:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an advisory lock on `path` (created if absent); other holders wait. Freed when its process dies."""
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold an advisory lock on `path` (created if absent); other holders wait. Freed when its process dies.
+
+    Without `wait`, a lock that another process holds is a `BlockingIOError`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             yield
         finally:

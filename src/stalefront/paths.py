@@ -47,6 +47,21 @@ class SweepPaths:
         """Held while cells are submitted, or the ends of jobs are written down."""
         return self.root / ".submit.lock"
 
+    @property
+    def journal(self) -> Path:
+        """Trials of a search: its whole state."""
+        return self.root / "study.journal"
+
+    @property
+    def search(self) -> Path:
+        """What a search has found so far."""
+        return self.root / "search.json"
+
+    @property
+    def search_lock(self) -> Path:
+        """Held by the one process that leads a search."""
+        return self.root / ".search.lock"
+
     def cell(self, cell_id: str) -> CellPaths:
         """Files of one cell of this sweep."""
         return CellPaths(self.cells / cell_id)

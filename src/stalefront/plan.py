@@ -122,6 +122,7 @@ def _config(paths: SweepPaths, planned: Planned) -> dict[str, Any]:
         "cell": planned.cell.as_dict(),
         "run": {**planned.run, "cache_dir": str(cache_dir.absolute())},
         "overrides": list(planned.overrides),
+        **({} if planned.framework is None else {"framework": dict(planned.framework)}),
     }
 
 

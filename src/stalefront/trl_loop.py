@@ -128,6 +128,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
             "at_refresh": lag == 0,
             "version": step,
             "tokens": int(self.batch.mask_BT.sum()),
+            "tokens_kept_frac": 1.0,
             "rows_kept_frac": 1.0,
             "lag_mean_updates": float(lag),
             "lag_max_updates": float(lag),

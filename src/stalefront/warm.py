@@ -11,6 +11,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 
 from stalefront.cell import Cell
+from stalefront.choice import Choice
 from stalefront.worker import THREAD_VARIABLES
 
 
@@ -61,7 +62,8 @@ def modules_to_preload(cells: Iterable[Cell]) -> list[str]:
     ]
     found = dict.fromkeys(names)
     for cell in cells:
-        choices = (cell.model, cell.task, cell.delay, cell.loss, cell.engine, *cell.correction)
+        named: list[Choice] = [cell.model, cell.task, cell.delay, cell.loss, cell.engine, cell.proximal, cell.reduction]
+        choices = [*named, *cell.correction, *cell.controller]
         found |= dict.fromkeys(type(choice).__module__ for choice in choices)
         family = (cell.model.config or {}).get("model_type")
         if family:

@@ -40,7 +40,7 @@ NOT_MEASURED = {
         )
     ),
     *("ess_token_frac", "ess_seq_frac", "kl_ref_k1_nats", "kl_ref_k3_nats"),
-    *("weight_mean", "weight_min", "mask_frac", "wall_score_s"),
+    *("weight_mean", "weight_min", "weight_ess_frac", "mask_frac", "wall_score_s"),
 }
 
 
@@ -206,6 +206,16 @@ def test_it_says_nothing(make_cell, run_in, tmp_path, capfd):
         ({"loss": "bnpo", "optimizer.grad_accum": 2}, "optimizer.grad_accum"),
         ({"device": "cuda:1"}, "device"),
         ({"device": "mps"}, "device"),
+        ({"controller": ["vcpo"]}, "controller"),
+        ({"proximal": "ema"}, "proximal"),
+        ({"proximal": "a3po"}, "proximal"),
+        ({"reduction": "token_sum"}, "reduction"),
+        ({"reduction.denominator": "kept"}, "reduction.denominator"),
+        ({"loss.anchor": "theta/mu"}, "loss.anchor"),
+        ({"loss.clamp_nats": 20.0}, "loss.clamp_nats"),
+        ({"loss.dual_clip": 3.0}, "loss.dual_clip"),
+        ({"loss": "cispo", "loss.floor": 0.1}, "loss.floor"),
+        ({"loss": "gspo", "loss.gradient": "token"}, "loss.gradient"),
     ],
 )
 def test_refused(options, field, make_cell):

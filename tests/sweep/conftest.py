@@ -17,6 +17,7 @@ from stalefront.app import run
 from stalefront.compose import Composer
 from stalefront.files import read_json
 from stalefront.resolvers import register_resolvers
+from stalefront.slurm.profile import register_profiles
 from stalefront.sweepfiles import NamedSweep, register_sweeps
 
 COMMAND = Path(__file__).parents[2] / "sweep.py"
@@ -104,6 +105,7 @@ def wait_for() -> Callable[..., Any]:
 def make_composer(*overrides: str) -> Composer:
     register_resolvers()
     register_sweeps()
+    register_profiles()
     with initialize_config_module("stalefront.conf", version_base="1.3"):
         master = compose("config", overrides=list(overrides), return_hydra_config=True)
         return Composer(GlobalHydra.instance().config_loader(), master)

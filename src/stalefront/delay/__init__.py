@@ -21,6 +21,11 @@ class Delay(Choice):
         """Learner steps that one rollout batch serves."""
         return 1
 
+    def steps_divided_by(self, divisor: int) -> int:
+        """Learner steps a batch serves where a controller divides them: whole passes over its parts, at least one."""
+        parts = self.parts_per_batch
+        return max(parts, self.steps_per_batch // divisor // parts * parts)
+
     @property
     def parts_per_batch(self) -> int:
         """Parts a rollout batch is cut into; learner step i of a batch takes part i modulo this."""

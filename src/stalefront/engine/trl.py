@@ -22,6 +22,12 @@ LOSSES = {
     "cispo": ("cispo", "token"),
     "gspo": ("grpo", "sequence"),
 }
+# The only reduction, and the only values of some fields of a loss, that TRL's own losses stand for.
+REDUCTION = {"choice": "own", "denominator": "valid", "advantages_over": "all", "skip_empty": False, "epsilon": 0.0}
+LOSS_FIELDS = {
+    **{"anchor": "theta/old", "clamp_nats": None, "dual_clip": None, "value_cap": None},
+    **{"floor": 0.0, "ppo_mask": False, "gradient": "sequence", "sequence_clamp_nats": None},
+}
 WAY_OUT = "Or take engine=native."
 
 
@@ -45,6 +51,15 @@ class TRL(Engine):
         require(loss in LOSSES, "loss", loss, ", ".join(LOSSES))
         names = [correction.choice() for correction in cell.correction]
         require(not names, "correction", names, "none")
+        names = [controller.choice() for controller in cell.controller]
+        require(not names, "controller", names, "none")
+        require(cell.proximal.choice() == "recompute", "proximal", cell.proximal.choice(), "recompute")
+        for field, plain in REDUCTION.items():
+            value = cell.reduction.as_dict()[field]
+            require(value == plain, "reduction" if field == "choice" else f"reduction.{field}", value, str(plain))
+        for field, plain in LOSS_FIELDS.items():
+            value = getattr(cell.loss, field, plain)
+            require(value == plain, f"loss.{field}", value, str(plain))
         require(cell.model.ranks == 1, "model.ranks", cell.model.ranks, "1")
         require(optimizer.kind != "nsgd", "optimizer.kind", optimizer.kind, "adamw or sgd")
         # TRL divides every micro-batch of bnpo by its own tokens, so the split would change the loss.
