@@ -33,6 +33,7 @@ types: $(VENV)/.dev ## mypy --strict, against a plain install: an editable one h
 bench: $(VENV)/.run ## side-by-side measurements, written to bench/results/
 	$(BIN)/python bench/engines.py
 	$(BIN)/python bench/processes.py
+	$(BIN)/python bench/corrections.py
 	$(BIN)/python bench/launcher_scale.py
 	$(BIN)/python bench/slurm.py
 
