@@ -18,7 +18,7 @@ test: $(VENV)/.dev ## everything but what needs a GPU or a Slurm cluster
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu and not slurm" -n 2 --dist loadfile --durations 15 $(PYTEST)
 
 test-slurm: $(VENV)/.dev ## the Slurm launcher, on clusters it starts; as root on Debian with slurmctld slurmd slurm-client munge
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m slurm --durations 15 $(PYTEST)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slurm -n 2 --durations 15 $(PYTEST)
 
 lint: $(VENV)/.dev ## style
 	$(BIN)/ruff check .

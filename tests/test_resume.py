@@ -94,12 +94,13 @@ def test_killed_in_the_middle_of_writing(cell, reference, tmp_path, cache_dir, f
 def test_sigterm_checkpoints_and_says_so(cell, reference, tmp_path, cache_dir, forks, run_in, numbers):
     paths = prepared(tmp_path / "term", cell, cache_dir, 1000)
     process = start(forks, paths.root, 1)
-    wait_for_step(paths, 10, process)
+    # Early: on a busy machine the signal may come many steps late.
+    wait_for_step(paths, 3, process)
     os.kill(process.pid, signal.SIGTERM)
     process.join()
     outcome = read_json(paths.outcome)
     assert outcome["state"] == "interrupted"
-    assert outcome["last_step"] >= 10
+    assert outcome["last_step"] >= 3
     ran = run_in(paths.root, cell, checkpoint_every=1000, attempt=2)
     assert ran.outcome["resumed_from_step"] == outcome["last_step"]
     assert numbers(ran.rows) == reference
