@@ -231,11 +231,14 @@ class SlurmBackend:
     def _dry_run(self, paths: SweepPaths, name: str, tasks: Sequence[Task], progress: Progress) -> Ending:
         arrays = self._arrays(tasks)
         code = frozen_code(paths, tasks)
+        names: list[str] = []
         for array, share in zip(arrays, shares(len(arrays), self.options.throttle), strict=True):
             batch, settings = self._batch(paths, name, array, code, dry_run=True)
             script = write_scripts(paths, batch, settings, Share(share.parallel, None))
-            progress.say(f"sbatch {script}")
-        progress.say(f"{len(arrays)} scripts, nothing submitted. Afterwards: stalefront report {paths.root}")
+            names.append(batch.job_name)
+            after = "" if share.after is None else f" --dependency=afterany:<the number of {names[share.after]}>"
+            progress.say(f"sbatch{after} {script}")
+        progress.say(f"Nothing is submitted. When the jobs have ended: stalefront report {paths.root}")
         return Ending(None, left=True)
 
     def _detach(self, paths: SweepPaths, batches: list[Batch], progress: Progress, *, failed: bool) -> Ending:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.resources
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,20 @@ from stalefront.choice import OptionError
 USER_FOLDER = Path("slurm/profiles")
 # Slurm's own forms of a time limit: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
 DAYS = re.compile(r"(\d+)-(\d{1,2})(?::(\d{1,2}))?(?::(\d{1,2}))?")
+# What YAML 1.1 takes for a number to the base 60.
+SEXAGESIMAL = re.compile(r"^time:\s*\d+(:\d+)+\s*(#.*)?$", re.MULTILINE)
+# Options that belong to fields of the profile, or that a job cannot do without as they are.
+OWNED = {
+    **{name: f"slurm.{name}" for name in ("partition", "account", "qos", "constraint", "exclude", "nodelist", "nodes")},
+    **{
+        "time": "slurm.time",
+        "mem": "slurm.mem_gb",
+        "signal": "slurm.signal_delay_s",
+        "array": "hydra.launcher.throttle",
+    },
+    **{"cpus-per-task": "slurm.cpus_per_task", "gpus-per-node": "slurm.gpus_per_node"},
+    **dict.fromkeys(("output", "error", "open-mode", "requeue", "job-name", "ntasks-per-node", "dependency"), ""),
+}
 CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d{2})")
 
 
@@ -105,6 +120,11 @@ class Profile:
             self._require(is_lines, name, "a list of texts")
         for name in ("sbatch", "report"):
             self._require(isinstance(getattr(self, name), Mapping), name, "a mapping")
+        for option in self.sbatch:
+            owner = OWNED.get(str(option).replace("_", "-"))
+            if owner is not None:
+                way_out = f"Use {owner}." if owner else "Leave it out."
+                raise OptionError(f"slurm.sbatch.{option}", self.sbatch[option], "an option without a field", way_out)
         way_out = "Nothing would be left to run in: raise slurm.time or lower this."
         in_time = self.signal_delay_s < 60 * self.time_min
         self._require(in_time, "signal_delay_s", f"less than the time limit, {60 * self.time_min} s", way_out)
@@ -179,10 +199,15 @@ def register_profiles(folder: Path | None = None) -> None:
         for path in paths:
             try:
                 config = OmegaConf.load(path)
-            except (YAMLError, OmegaConfBaseException) as error:
-                raise OptionError(str(path), "<unreadable>", "a YAML file", str(error)) from error
+            except (YAMLError, OmegaConfBaseException, OSError) as error:
+                print(f"warning: the profile {path} is left out, it cannot be read: {error}", file=sys.stderr)
+                continue
             if not isinstance(config, DictConfig):
-                raise OptionError(str(path), "<a list>", "a mapping with the fields of a profile")
+                print(f"warning: the profile {path} is left out: it holds no mapping", file=sys.stderr)
+                continue
+            if SEXAGESIMAL.search(path.read_text(encoding="utf-8")):
+                # YAML makes 5400 of it, which would be minutes.
+                config["time"] = "<a clock without quotes>"
             # An open mapping, so that a misspelt field reaches the check that knows the legal ones.
             node = OmegaConf.create({**defaults, **{str(k): v for k, v in config.items()}, "name": path.stem})
             ConfigStore.instance().store(group="slurm", name=path.stem, node=node, provider="stalefront.slurm")

@@ -102,7 +102,7 @@ def parameters(profile: Profile, name: str, cells: Sequence[Cell], width: int, c
         "setup": setup_lines(profile, code),
         "stderr_to_stdout": True,
         "srun_args": step,
-        "additional_parameters": {"requeue": True, **profile.sbatch},
+        "additional_parameters": {"requeue": True, **{k: v for k, v in profile.sbatch.items() if v is not None}},
         "wckey": None,
     }
     return {key: value for key, value in found.items() if value is not None or key == "wckey"}

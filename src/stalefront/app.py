@@ -7,7 +7,10 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 CONFIG_ERROR = 2
 
@@ -153,10 +156,16 @@ def _override(argument: str, grid: bool) -> str:
         if not grid:
             raise OptionError(key, override.get_value_string(), "one value for a single run", "Add -m for a grid.")
         return argument
-    # Hydra has no sweep over null or over an empty text.
-    if override.get_key_element() != key or override.value() in (None, ""):
-        return argument
-    return f"{key}=choice({override.get_value_element_as_str()})"
+    return argument if override.get_key_element() != key else _one_value(override)
+
+
+def _one_value(override: Override) -> str:
+    """A plain value as a sweep of one value."""
+    if override.value() in (None, ""):
+        # Hydra has no sweep over one null or one empty text; the same twice is one value of an axis.
+        value = "null" if override.value() is None else "''"
+        return f"{override.key_or_group}={value},{value}"
+    return f"{override.key_or_group}=choice({override.get_value_element_as_str()})"
 
 
 def _of_hydra(error: BaseException) -> bool:

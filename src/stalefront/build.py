@@ -146,7 +146,17 @@ def check_pairs(cell: Cell) -> None:
     _check_whole(cell)
     for controller in cell.controller:
         controller.refuse(cell)
+    _check_rejection(cell)
     cell.engine.refuse(cell)
+
+
+def _check_rejection(cell: Cell) -> None:
+    """What rejection means for a divisor or a baseline says nothing where no correction rejects anything."""
+    for field, neutral in (("denominator", "valid"), ("advantages_over", "all")):
+        value = getattr(cell.reduction, field)
+        if value != neutral and not cell.correction:
+            way_out = "Without a correction nothing is rejected, and the two are the same run."
+            raise OptionError(f"reduction.{field}", value, neutral, way_out)
 
 
 def _check_ranks(cell: Cell) -> None:

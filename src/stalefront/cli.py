@@ -22,7 +22,13 @@ CELLS = f"{CELL}; without any, all"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns its exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, extra = parser.parse_known_args(arguments)
+    # argparse gives cells that follow an option to nobody.
+    if extra and (not hasattr(options, "cells") or any(word.startswith("-") for word in extra)):
+        parser.error(f"unrecognized arguments: {' '.join(extra)}")
+    if extra:
+        options.cells = [*options.cells, *extra]
     try:
         code: int = options.run(options)
         sys.stdout.flush()

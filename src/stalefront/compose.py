@@ -112,10 +112,12 @@ class Composer:
         Hydra's, with the search path of this application.
     master
         Configuration of the whole command, which carries the overrides of Hydra itself.
+    runs_here : bool
+        Cells run on this machine, so that its devices are checked.
     """
 
-    def __init__(self, loader: ConfigLoader, master: DictConfig) -> None:
-        self._loader, self._master = loader, master
+    def __init__(self, loader: ConfigLoader, master: DictConfig, *, runs_here: bool = True) -> None:
+        self._loader, self._master, self._runs_here = loader, master, runs_here
         self._parser = OverridesParser.create(config_loader=loader)
         self._parsed: dict[str, Override] = {}
         self._structural: dict[str, bool] = {}
@@ -151,6 +153,9 @@ class Composer:
         if options and isinstance(chosen, list):
             # Hydra merges a repeat into its first mention.
             refuse_repeats(override.key_or_group, [str(name) for name in chosen])
+            if "none" in chosen and len(chosen) > 1:
+                legal = "none alone, or choices without it"
+                raise OptionError(override.key_or_group, [str(name) for name in chosen], legal, "Remove none.")
         return bool(options)
 
     def variant(self, structural: tuple[str, ...]) -> Variant:
@@ -171,6 +176,7 @@ class Composer:
             if not variant.has(key):
                 raise unknown_key(key, values[key], [variant])
         config = variant.with_values(values)
+        _check_arm([self.parse(text) for text in overrides])
         framework = config.pop("framework", None) or None
         if framework is not None:
             config |= _method_of(framework, [self.parse(text) for text in overrides])
@@ -186,7 +192,7 @@ class Composer:
         for overrides in jobs:
             planned = self.cell(overrides)
             found[tuple(overrides)] = by_id.setdefault(planned.cell.cell_id, planned)
-        preflight([planned.cell for planned in by_id.values()])
+        preflight([planned.cell for planned in by_id.values()], runs_here=self._runs_here)
         return found
 
 
@@ -225,6 +231,23 @@ def _method_of(options: Mapping[str, Any], overrides: Iterable[Override]) -> dic
             way_out = "Set options of the framework, or leave it out and write the parts: see docs/frameworks.md."
             raise OptionError(override.key_or_group, override.get_value_element_as_str(), legal, way_out)
     return chosen.recipe({key: value for key, value in options.items() if key != "choice"}).config()
+
+
+# Groups that a choice of the group `arm` may set.
+ARM_DECIDES = ("framework", "loss", "correction", "reduction", "proximal", "controller")
+
+
+def _check_arm(overrides: Iterable[Override]) -> None:
+    """Refuse a choice beside a whole method: one of them would be lost, and the cell recorded under the arm's name."""
+    chosen = {override.key_or_group: override.value() for override in overrides}
+    if chosen.get("arm") in (None, "none"):
+        return
+    for group in ARM_DECIDES:
+        if group in chosen and chosen[group] not in ("none", ["none"]):
+            legal = f"no choice beside arm={chosen['arm']}, which is a whole method"
+            raise OptionError(
+                group, chosen[group], legal, f"Leave out arm or {group}; options such as loss.beta may stay."
+            )
 
 
 def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

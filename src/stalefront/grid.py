@@ -71,7 +71,7 @@ def _file_values(composer: Composer, key: str, values: Any) -> tuple[str | None,
 def _typed_axis(override: Override) -> Axis:
     key = override.get_key_element()
     if override.is_discrete_sweep():
-        return Axis(key, tuple(override.sweep_string_iterator()), False)
+        return Axis(key, tuple(dict.fromkeys(override.sweep_string_iterator())), False)
     if override.is_sweep_override():
         way_out = "Give its values, or range(start,stop,step)."
         raise OptionError(key, override.get_value_string(), "values that can be listed", way_out)

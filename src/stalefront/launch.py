@@ -220,8 +220,8 @@ def _report(paths: SweepPaths) -> bool:
 
 def _conclude(paths: SweepPaths, tasks: Sequence[Task], wall_s: float, *, report_built: bool, left: bool) -> None:
     states = Counter("submitted" if _is_queued(task) else task.seen.state for task in tasks)
-    after = " left to go on" if left else ""
-    print(f"{', '.join(f'{n} {state}' for state, n in states.most_common())}{after} in {duration(wall_s)}.")
+    after = "." if left else f" in {duration(wall_s)}."
+    print(f"{', '.join(f'{n} {state}' for state, n in states.most_common())}{after}")
     names = labels(tasks)
     for task in tasks:
         if task.seen.state == "failed" and not _is_queued(task):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from stalefront.batch import LossInputs, Weights
 from stalefront.choice import OptionError
+from stalefront.correction import chain
 from stalefront.frameworks import framework
 from stalefront.objective import objective
 from stalefront.recipe import Recipe
@@ -184,6 +185,14 @@ def evaluate(recipe: Recipe, inputs: LossInputs, case: Case) -> Evaluated:
     return Evaluated(loss.detach(), grad, weights, found.inputs.detach(), recipe, stopped)
 
 
+def alone(found: Evaluated, *, without: Collection[str] = (), only: Collection[str] = ()) -> Weights:
+    """What some of a recipe's corrections say by themselves: all but `without`, or `only` those."""
+    rules = [rule for rule in found.recipe.parts().correction if rule.choice() not in without]
+    chosen = [rule for rule in rules if not only or rule.choice() in only]
+    weights = chain(chosen, found.inputs)
+    return Weights.ones(found.inputs) if weights is None else weights
+
+
 class Outcome(NamedTuple):
     """What became of one file; `later` files are of a kind that is not evaluated yet, and are not counted."""
 
@@ -205,10 +214,15 @@ def check(file: GoldenFile) -> Outcome:
         recipe = peer.recipe(case.options)
     except (Declined, OptionError) as error:
         return Outcome(file.path, "later" if str(error) == LATER else "declined", str(error))
-    inputs = file.loss_inputs()
-    found = evaluate(recipe, case.inputs(inputs) if case.inputs else inputs, case)
-    on_BT = inputs.mask_BT
     compared = _compared(file, case).items()
+    if not compared:
+        raise Unreadable(f"{file.path}: its outputs hold nothing that is compared")
+    try:
+        inputs = file.loss_inputs()
+        found = evaluate(recipe, case.inputs(inputs) if case.inputs else inputs, case)
+    except (RuntimeError, IndexError) as error:
+        raise Unreadable(f"{file.path}: its inputs do not fit together: {error}") from error
+    on_BT = inputs.mask_BT
     misses = [text for key, ours in compared if (text := _difference(file, key, ours(found), on_BT))]
     return Outcome(file.path, "miss", "; ".join(misses)) if misses else Outcome(file.path, "equal", "")
 
@@ -222,6 +236,9 @@ def _difference(file: GoldenFile, key: str, ours: Any, mask_BT: Tensor) -> str:
     """What is wrong with an output; empty when it is equal. What weights and masks say of padding means nothing."""
     theirs = number(file.expected(key))
     found = ours.detach() if isinstance(ours, Tensor) else torch.tensor(ours, dtype=torch.float64)
+    if theirs.shape[-1:] == (1,) and found.shape == mask_BT.shape:
+        # One number a sequence there; ours is the same on all of its tokens.
+        theirs = theirs.expand(found.shape)
     if found.shape != theirs.shape:
         return f"{key}: shape {tuple(found.shape)}, expected {tuple(theirs.shape)}"
     if found.shape == mask_BT.shape and key != "grad_logp_theta":

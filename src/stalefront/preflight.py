@@ -31,10 +31,14 @@ PLAIN_KEYS = {"model_type", "tie_word_embeddings", *COUNTS}
 POSITIONS = "max_position_embeddings"
 
 
-def preflight(cells: Sequence[Cell]) -> None:
-    """Check devices, and every distinct pair of a model and a task once; the first problem is an `OptionError`."""
+def preflight(cells: Sequence[Cell], *, runs_here: bool = True) -> None:
+    """Check devices, and every distinct pair of a model and a task once; the first problem is an `OptionError`.
+
+    `runs_here` is False for cells that run on other machines: what devices this one has then says nothing.
+    """
     for device in sorted({c.device for c in cells} - {"cpu"}):
-        _check_device(device)
+        if runs_here:
+            _check_device(device)
     models = {json.dumps([c.model.checkpoint, c.model.gguf_file]): c.model for c in cells if c.model.is_hub_id}
     for model in models.values():
         _check_hub(model)

@@ -22,6 +22,7 @@ class CellLauncher(Launcher):
     """Composes all cells, then runs those that are to be run."""
 
     options: Options
+    runs_here = True
 
     @abstractmethod
     def backend(self) -> Backend:
@@ -32,7 +33,7 @@ class CellLauncher(Launcher):
         from stalefront.compose import Composer
 
         self.config = config
-        self.composer: Composer = Composer(hydra_context.config_loader, config)
+        self.composer: Composer = Composer(hydra_context.config_loader, config, runs_here=self.runs_here)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run one cell a list of overrides; nothing is started unless every one of them is valid."""
@@ -40,6 +41,8 @@ class CellLauncher(Launcher):
 
         cells = self.composer.cells(job_overrides)
         planned = list({planned.cell.cell_id: planned for planned in cells.values()}.values())
+        if len(planned) < len(job_overrides):
+            print(f"{len(job_overrides)} combinations, {len(planned)} distinct cells: some values change nothing.")
         where = Path(self.config.hydra.sweep.dir)
         summary = launch(where, self._header(planned), planned, self.options, self.backend())
         return [_job_return(job, cells[tuple(job)].cell.cell_id, summary) for job in job_overrides]

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 class SlurmLauncher(CellLauncher):
     """Options as in `stalefront.launch.Options` and `stalefront.slurm.backend.SlurmOptions`."""
 
+    runs_here = False
+
     def __init__(self, *, rerun: str, report: bool, **options: Any) -> None:
         from stalefront.launch import Options
         from stalefront.slurm.backend import SlurmOptions

@@ -204,11 +204,18 @@ def case(file: GoldenFile) -> Case:
 
         return replace(batch, group_B=group_B) if boundaries else batch
 
-    masked = "loss_mask_after" in file.outputs
+    compare = {
+        **({"loss_mask_after": lambda e: e.kept_BT} if "loss_mask_after" in file.outputs else {}),
+        **(
+            {"tis_ratio": lambda e: e.weights.weight_BT}
+            if attached and file.outputs.get("tis_ratio") is not None
+            else {}
+        ),
+    }
     return Case(
         {**s, "use_kl_loss": False},
         inputs=inputs,
-        compare={"loss_mask_after": lambda e: e.kept_BT} if masked else {},
+        compare=compare,
         micro_batch_B=torch.arange(rows) // micro if micro else None,
         single=("unbounded", "ratios") if s["policy_loss_type"] in SINGLE else ("unbounded",),
     )

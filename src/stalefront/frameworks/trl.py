@@ -10,7 +10,9 @@ from stalefront.frameworks import Framework, Option, Unshared, refuse
 from stalefront.recipe import Entry, Recipe, entry, recipe
 
 if TYPE_CHECKING:
-    from stalefront.parity import Case, GoldenFile
+    from torch import Tensor
+
+    from stalefront.parity import Case, Evaluated, GoldenFile
 
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 REDUCTIONS = {
@@ -166,7 +168,28 @@ def case(file: GoldenFile) -> Case:
     if mode is not None:
         options["vllm_importance_sampling_mode"] = mode
     old = old_is_mu if s.get("old") == "mu" else None
-    return Case(options, inputs=old, max_completion_length=options.get("max_completion_length"))
+    compare = {name: compared for name, compared in COMPARED.items() if file.outputs.get(name) is not None}
+    if options.get("loss_type") == "vespo":
+        compare.pop("importance_sampling_ratio", None)  # it is inside the loss, and no correction
+    return Case(options, inputs=old, compare=compare, max_completion_length=options.get("max_completion_length"))
+
+
+def _kept(found: Evaluated) -> Tensor:
+    """Its mask against off-policy sequences, a column a token."""
+    from stalefront.parity import alone
+
+    return alone(found, only=["opsm"]).keep_BT
+
+
+def _ratio(found: Evaluated) -> Tensor:
+    """Its importance ratio: 0 where its mode rejects."""
+    from stalefront.parity import alone
+
+    weights = alone(found, without=["opsm"])
+    return weights.weight_BT * weights.keep_BT
+
+
+COMPARED = {"off_policy_mask": _kept, "importance_sampling_ratio": _ratio}
 
 
 FRAMEWORK = Framework(
