@@ -90,7 +90,8 @@ def parameters(profile: Profile, name: str, cells: Sequence[Cell], width: int, c
     own = ("partition", "account", "qos", "constraint", "exclude", "nodelist", "gres", "gpus_per_node", "nodes")
     # The step has to be told: from 22.05 on srun does not take the CPUs of a task from the batch script.
     step = [f"--cpus-per-task={cpus}", *profile.srun_args]
-    step += ["--nodes=1", "--ntasks=1"] if profile.nodes > 1 else []
+    # The ranks of several nodes are a step of their own, which shares what this one has; both have to allow that.
+    step += ["--nodes=1", "--ntasks=1", "--overlap", "--mem=0"] if profile.nodes > 1 else []
     found = {
         **{key: getattr(profile, key) for key in own},
         "job_name": name,

@@ -146,8 +146,8 @@ def check_pairs(cell: Cell) -> None:
     _check_whole(cell)
     for controller in cell.controller:
         controller.refuse(cell)
-    _check_rejection(cell)
     cell.engine.refuse(cell)
+    _check_rejection(cell)
 
 
 def _check_rejection(cell: Cell) -> None:

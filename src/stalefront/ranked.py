@@ -82,7 +82,7 @@ class Place:
         one_each = (f"--nodes={self.nodes}", f"--ntasks={self.nodes}", "--ntasks-per-node=1")
         # All cores of a node are for its one task; when a node fails, the others end with it. The tasks are Slurm's: a
         # tie to whatever of it starts them could end them early.
-        srun = ["srun", "--overlap", *one_each, "--cpu-bind=none", "--kill-on-bad-exit=1"]
+        srun = ["srun", "--overlap", "--mem=0", *one_each, "--cpu-bind=none", "--kill-on-bad-exit=1"]
         return [*tether, "--tied", *srun, *tether, *torchrun]
 
 

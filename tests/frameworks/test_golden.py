@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stalefront.parity import GoldenFile, check
+from stalefront.parity import GoldenFile, Unreadable, check
 
 FILES = sorted((Path(__file__).parents[1] / "golden" / "peers").glob("*.json"))
 # Files that are not evaluated: upstream defects that are not imitated.
@@ -90,9 +90,13 @@ def test_another_setting_gives_other_numbers(changed, name, setting, value):
 
 
 def test_nothing_is_taken_from_expected_numbers(golden, changed):
-    """Without its outputs a file is evaluated all the same: only what is compared is left."""
+    """Without its gradient a file is evaluated all the same; without anything to compare it says nothing."""
     name = "verl__vanilla__token_mean"
-    assert state(changed(name, lambda stored: stored["outputs"].clear())) == "equal"
+    assert state(changed(name, lambda stored: stored["outputs"].pop("grad_logp_theta"))) == "equal"
+    with pytest.raises(Unreadable, match="nothing that is compared"):
+        state(changed(name, lambda stored: stored["outputs"].clear()))
+    with pytest.raises(Unreadable, match="do not fit together"):
+        state(changed(name, lambda stored: stored["inputs"]["mask"].pop()))
     assert json.loads(golden(name).read_text())["outputs"]["loss"] < 0
 
 

@@ -39,6 +39,8 @@ def test_other_forms_are_refused(text):
         ("mem_gb", "4G", r"mem_gb.*gigabytes"),
         ("setup", "module load cuda", r"setup.*list of texts"),
         ("sbatch", ["--x"], r"sbatch.*mapping"),
+        ("sbatch", {"time": 5}, r"slurm\.sbatch\.time.*Use slurm\.time"),
+        ("sbatch", {"array": "0-3"}, r"hydra\.launcher\.throttle"),
         ("signal_delay_s", 3600, r"signal_delay_s.*3600 s"),
     ],
 )
@@ -76,8 +78,27 @@ def test_the_report_needs_no_gpu_unless_its_fields_say_so():
 
 
 def test_a_profile_survives_its_plain_form():
-    profile = Profile.from_config({"name": "x", "time": "2:00:00", "setup": ["module load cuda"], "sbatch": {"qos": 1}})
+    profile = Profile.from_config(
+        {"name": "x", "time": "2:00:00", "setup": ["module load cuda"], "sbatch": {"reservation": 1}}
+    )
     assert Profile.from_config(profile.as_dict()) == profile
+
+
+def test_a_clock_without_quotes_and_a_broken_file(in_tmp, small, capsys):
+    (in_tmp / "slurm/profiles").mkdir(parents=True)
+    (in_tmp / "slurm/profiles/clock.yaml").write_text("partition: a\ntime: 1:30:00\n")
+    (in_tmp / "slurm/profiles/broken.yaml").write_text("- a list\n")
+    common = ["-m", "sweep=null", *small, "seed=0", "hydra/launcher=slurm", "hydra.launcher.dry_run=true"]
+    assert run([*common, "slurm=cpu", "hydra.sweep.dir=a"]) == 0
+    assert "broken.yaml is left out" in capsys.readouterr().err
+    assert run([*common, "slurm=clock", "hydra.sweep.dir=b"]) == 2
+    assert "write it in quotes" in capsys.readouterr().err
+
+
+def test_cells_on_gpus_are_submitted_from_a_machine_without_any(in_tmp, small):
+    common = ["-m", "sweep=null", *small, "seed=0", "hydra/launcher=slurm", "hydra.launcher.dry_run=true"]
+    assert run([*common, "device=cuda", "slurm=default", "slurm.gpus_per_node=1", "hydra.sweep.dir=a"]) == 0
+    assert "#SBATCH --gpus-per-node=1" in next(in_tmp.glob("a/jobs/*/job.sbatch")).read_text()
 
 
 def test_the_users_folder_comes_first_and_unknown_profiles_are_named(in_tmp, small, capsys):

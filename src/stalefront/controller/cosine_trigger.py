@@ -77,8 +77,7 @@ class CosineTrigger(Controller):
 
     def check(self) -> None:
         """Ranges, and a factor and steps where they mean something."""
-        fires = abs(self.threshold) <= 1 or self.threshold == (math.inf if self.side == "above" else -math.inf)
-        self.require(fires, "threshold", "a cosine, from -1 to 1", "inf (above) or -inf (below) never fires.")
+        self.require(not math.isnan(self.threshold), "threshold", "a number", "inf never fires.")
         self.require(is_count(self.window), "window", "a whole number of at least 1")
         self.require(math.isfinite(self.half_life) and self.half_life > 0, "half_life", "a finite number above 0")
         self.require(is_count(self.max_triggers), "max_triggers", "a whole number of at least 1")
