@@ -210,7 +210,6 @@ def test_it_says_nothing(make_cell, run_in, tmp_path, capfd):
         ({"proximal": "ema"}, "proximal"),
         ({"proximal": "a3po"}, "proximal"),
         ({"reduction": "token_sum"}, "reduction"),
-        ({"reduction.denominator": "kept"}, "reduction.denominator"),
         ({"loss.anchor": "theta/mu"}, "loss.anchor"),
         ({"loss.clamp_nats": 20.0}, "loss.clamp_nats"),
         ({"loss.dual_clip": 3.0}, "loss.dual_clip"),
