@@ -41,6 +41,32 @@ def has_begun(folder):
     return bool(seen.live and seen.step >= 6 and seen.job)
 
 
+def hold(sweep, count, wait_until):
+    """Stop each of `count` cells once it has begun, so that none ends before what is to happen to it; their folders."""
+    held = {}
+
+    def all_held():
+        for seed, folder in folders(sweep.root).items():
+            if seed not in held and has_begun(folder):
+                os.kill(claim(folder)["pid"], signal.SIGSTOP)
+                held[seed] = folder
+        return len(held) == count
+
+    wait_until(all_held, 180)
+    return [held[seed] for seed in sorted(held)]
+
+
+def release(*cells):
+    for folder in cells:
+        with suppress(ProcessLookupError):
+            os.kill(claim(folder)["pid"], signal.SIGCONT)
+
+
+def is_stopping(sweep):
+    """The job's pool has heard a signal."""
+    return any("stopping: running cells" in log.read_text() for log in sweep.root.glob("jobs/*/*_log.out"))
+
+
 def claim(folder, attempt=1):
     return read_json(folder / f"claim.{attempt}")
 
@@ -57,13 +83,13 @@ def untouched(tmp_path_factory, slurm_sweep):
 def test_each_kind_of_death_and_stop(cluster, slurm_sweep, tmp_path, wait_until, untouched):
     sweep = slurm_sweep(tmp_path / "sweep")
     process = sweep.start(*LONG, SEEDS)
-    wait_until(lambda: len(folders(sweep.root)) == 5 and all(map(has_begun, folders(sweep.root).values())), 120)
-    killed, cancelled, requeued, usr2, term = (folders(sweep.root)[seed] for seed in range(5))
+    killed, cancelled, requeued, usr2, term = cells = hold(sweep, 5, wait_until)
     os.kill(claim(killed)["pid"], signal.SIGKILL)
     cluster.scancel(claim(cancelled)["job"])
     cluster.scontrol("requeue", claim(requeued)["job"])
     cluster.scancel("--signal=USR2", claim(usr2)["job"])
     cluster.scancel("--signal=TERM", claim(term)["job"])
+    release(*cells)
     out, _ = process.communicate(timeout=240)
 
     assert process.returncode == 1, out
@@ -109,15 +135,18 @@ def test_a_job_that_dies_as_a_whole_fails_all_its_cells_with_the_reason(cluster,
 
 
 @pytest.mark.slow
-def test_preemption_and_the_time_limit(cluster, slurm_sweep, tmp_path, wait_until):
-    """Both at once, since a time limit takes a minute; records equal those of cells that nothing happened to."""
-    long = ("steps=1500", "run.checkpoint_every=50", "validation.every=100")
+def test_preemption_and_the_time_limit(cluster, slurm_sweep, tmp_path, wait_until, untouched):
+    """Both at once, since a time limit takes up to a minute; records equal those of cells that nothing happened to."""
     limited = slurm_sweep(tmp_path / "limited")
-    in_limit = limited.start(*long, "seed=0", "slurm.time=1", "slurm.signal_delay_s=20", "slurm.nodelist=n1")
+    in_limit = limited.start(*LONG, "seed=0", "slurm.time=1", "slurm.signal_delay_s=20", "slurm.nodelist=n1")
     preempted = slurm_sweep(tmp_path / "preempted")
-    in_low = preempted.start(*long, "seed=1", "slurm.partition=low", "slurm.nodelist=n2")
-    wait_until(lambda: any(map(has_begun, folders(preempted.root).values())), 120)
+    in_low = preempted.start(*LONG, "seed=1", "slurm.partition=low", "slurm.nodelist=n2")
+    held = [*hold(preempted, 1, wait_until), *hold(limited, 1, wait_until)]
     high = cluster.sbatch("-p", "high", "-w", "n2", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1")
+    wait_until(lambda: is_stopping(preempted), 60)
+    release(held[0])
+    wait_until(lambda: is_stopping(limited), 120)
+    release(held[1])
     for process, sweep, seed in ((in_low, preempted, 1), (in_limit, limited, 0)):
         out, _ = process.communicate(timeout=300)
         assert process.returncode == 0, out
@@ -129,10 +158,8 @@ def test_preemption_and_the_time_limit(cluster, slurm_sweep, tmp_path, wait_unti
     batch = next((limited.root / "jobs").iterdir())
     assert int((batch / "timeouts.0").read_text()) >= 1
     assert not list(next((preempted.root / "jobs").iterdir()).glob("timeouts.*"))
-    reference = slurm_sweep(tmp_path / "reference")
-    assert reference.run_local(*long, "seed=0,1") == 0
     for sweep, seed in ((limited, 0), (preempted, 1)):
-        assert numbers_of(folders(sweep.root)[seed]) == numbers_of(folders(reference.root)[seed])
+        assert numbers_of(folders(sweep.root)[seed]) == untouched[seed]
 
 
 def test_timeouts_are_retried_up_to_the_stated_count(cluster, slurm_sweep, tmp_path, wait_until):
@@ -140,8 +167,9 @@ def test_timeouts_are_retried_up_to_the_stated_count(cluster, slurm_sweep, tmp_p
     sweep = slurm_sweep(tmp_path / "sweep")
     options = ("slurm.time=1", "slurm.signal_delay_s=20", "hydra.launcher.timeouts=0")
     process = sweep.start(*LONG, "seed=0", *options)
-    folder = wait_until(lambda: [one for one in folders(sweep.root).values() if has_begun(one)], 120)[0]
+    (folder,) = hold(sweep, 1, wait_until)
     cluster.scancel("--signal=USR2", claim(folder)["job"])
+    release(folder)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 1, out
     outcome = read_json(folder / "outcome.json")
@@ -161,7 +189,7 @@ def test_the_queue_of_a_sweep_is_empty_when_its_launcher_ends(cluster, slurm_swe
 def test_a_lost_node_requeues_its_job(cluster, slurm_sweep, tmp_path, wait_until):
     sweep = slurm_sweep(tmp_path / "sweep")
     process = sweep.start(*LONG, "seed=0", "slurm.nodelist=n2")
-    folder = wait_until(lambda: [one for one in folders(sweep.root).values() if has_begun(one)], 120)[0]
+    (folder,) = hold(sweep, 1, wait_until)
     cluster.scontrol("update", "nodename=n2", "state=down", "reason=test")
     try:
         wait_until(lambda: not observe(CellPaths(folder)).live, 60)

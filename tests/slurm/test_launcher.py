@@ -181,7 +181,7 @@ def test_a_launcher_killed_before_it_knew_the_number_is_taken_over(cluster, slur
 
 def test_two_launchers_at_once_submit_every_cell_once(cluster, slurm_sweep, tmp_path):
     sweep = slurm_sweep(tmp_path / "sweep")
-    both = [sweep.start(*GRID) for _ in range(2)]
+    both = [sweep.start(*GRID, "hydra.launcher.cells_per_job=3") for _ in range(2)]
     for process in both:
         code, out = ended(process)
         assert code == 0, out
