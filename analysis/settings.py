@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from stalefront import labels
 from stalefront.analysis.fits.regime import Regime
 from stalefront.analysis.verdicts import DEFAULT, Definition, default_definitions
 
@@ -77,19 +78,9 @@ class ReportSettings:
 
 
 def staleness(cell: Json) -> tuple[int | None, str]:
-    """S of a cell and where it comes from.
-
-    S is the number of versions a token's age can take: ``delay.S`` under reuse, ``delay.lag_updates + 1`` under lag,
-    1 without delay. None where the cell does not say.
-    """
+    """S of a cell (see `stalefront.labels.staleness`) and the delay it comes from."""
     delay = cell.get("delay") or {}
-    kind = str(delay.get("choice", "unknown"))
-    if kind == "none":
-        return 1, kind
-    if kind == "lag" and delay.get("lag_updates") is not None:
-        return int(delay["lag_updates"]) + 1, kind
-    value = delay.get("S")
-    return (None if value is None else int(value)), kind
+    return labels.staleness(cell), str(delay.get("choice", "unknown"))
 
 
 def flatten(cell: Json, prefix: str = "") -> Json:

@@ -219,8 +219,6 @@ class SlurmBackend:
             cells=cells,
             base={task.planned.cell.cell_id: task.seen.attempt for job in array for task in job},
             fresh=self.rerun == "all",
-            width=self.options.width,
-            timeouts=self.options.timeouts,
             dry_run=dry_run,
             options=dataclasses.asdict(self.options),
         )

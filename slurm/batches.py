@@ -8,11 +8,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stalefront.choice import OptionError
 from stalefront.files import read_json, write_json
 from stalefront.paths import SweepPaths
+
+if TYPE_CHECKING:
+    from stalefront.slurm.queue import Queue
 
 FORMAT = 1
 FILE = "batch.json"
@@ -32,10 +35,6 @@ class Batch:
         Cell id → attempts there were at submission; a later attempt is this batch's, or follows it.
     fresh : bool
         Cells start over.
-    width : int
-        Cells of a job side by side.
-    timeouts : int
-        How often a job is requeued because its time was up.
     job : str or None
         Number that Slurm gave; None before the answer came, and for a dry run.
     options : mapping
@@ -54,8 +53,6 @@ class Batch:
     cells: Sequence[Sequence[str]]
     base: Mapping[str, int]
     fresh: bool
-    width: int
-    timeouts: int
     dry_run: bool
     options: Mapping[str, Any]
     job: str | None = None
@@ -66,6 +63,16 @@ class Batch:
     def is_array(self) -> bool:
         """Tasks have numbers of their own: submitit sends a single job as such."""
         return len(self.cells) > 1
+
+    @property
+    def width(self) -> int:
+        """Cells of a job side by side."""
+        return int(self.options["width"])
+
+    @property
+    def timeouts(self) -> int:
+        """How often a job is requeued because its time was up."""
+        return int(self.options["timeouts"])
 
     def key(self, index: int) -> str | None:
         """Slurm's number of job `index`."""
@@ -82,6 +89,12 @@ class Batch:
     def with_(self, **changes: Any) -> Batch:
         """A copy with other values."""
         return dataclasses.replace(self, **changes)
+
+
+def numbered(batch: Batch, queue: Queue) -> Batch:
+    """The batch with its number, found by name when it is not known: a dry run's script, a launcher that died."""
+    found = [] if batch.job is not None else queue.named(batch.job_name)
+    return batch.with_(job=found[0].key.partition("_")[0], dry_run=False) if found else batch
 
 
 def folder(paths: SweepPaths, name: str) -> Path:

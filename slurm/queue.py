@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,22 @@ class QueuedJob:
     def alive(self) -> bool:
         """True when processes of the job may exist."""
         return self.state in ALIVE
+
+    @property
+    def waits_for(self) -> str:
+        """Why the job waits, in Slurm's word where there is one yet."""
+        if self.reason not in ("", "None"):
+            return self.reason
+        return "not looked at by Slurm yet" if self.state == "PENDING" else self.state
+
+
+def queue_text(jobs: Iterable[QueuedJob]) -> list[str]:
+    """How many of `jobs` run, and how many wait for what: parts of a sentence."""
+    found = list(jobs)
+    running = sum(job.alive for job in found)
+    waiting = Counter(job.waits_for for job in found if not job.alive)
+    parts = [f"{running} {'job runs' if running == 1 else 'jobs run'}"] if running else []
+    return parts + [f"{count} pending ({reason})" for reason, count in waiting.most_common()]
 
 
 @dataclass(frozen=True)
@@ -157,9 +174,8 @@ def parse_scontrol(line: str) -> Iterator[tuple[str, Ended]]:
     fields = dict(re.findall(r"(\S+?)=(\S*)", line))
     if "JobId" not in fields:
         return
-    end = Ended(fields.get("JobState", "UNKNOWN"), fields.get("ExitCode", ""), fields.get("Reason", ""), "")
-    nodes = fields.get("NodeList", "")
-    end = Ended(end.state, end.exit_code, end.reason, nodes)
+    told = (fields.get(name, "") for name in ("ExitCode", "Reason", "NodeList"))
+    end = Ended(fields.get("JobState", "UNKNOWN"), *told)
     array, tasks = fields.get("ArrayJobId"), fields.get("ArrayTaskId")
     for key in [fields["JobId"]] if array is None or tasks is None else expand(array, tasks):
         yield key, end

@@ -9,7 +9,7 @@ from stalefront.files import locked, read_json, write_json
 from stalefront.observe import Observed, observe
 from stalefront.outcome import record_death
 from stalefront.paths import SweepPaths
-from stalefront.slurm.batches import Batch, read_batches, write_batch
+from stalefront.slurm.batches import Batch, numbered, read_batches, write_batch
 from stalefront.slurm.queue import Ended, Queue, ended, read_queue
 from stalefront.worker import set_aside
 
@@ -56,14 +56,11 @@ def settle_job(paths: SweepPaths, batch: Batch, job: str, end: Ended, queue: Que
 
 
 def locate(paths: SweepPaths, batch: Batch, queue: Queue) -> Batch:
-    """The batch with its number, found by name when it is not known: a dry run's script, a launcher that died."""
-    if batch.job is not None:
-        return batch
-    found = queue.named(batch.job_name)
-    if found:
-        batch = batch.with_(job=found[0].key.partition("_")[0], dry_run=False)
-        write_batch(paths, batch)
-    return batch
+    """The batch with its number, which is written down when it was not known."""
+    found = numbered(batch, queue)
+    if found != batch:
+        write_batch(paths, found)
+    return found
 
 
 def settle(paths: SweepPaths, *, sleep: Callable[[float], None] = time.sleep) -> int | None:

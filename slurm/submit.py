@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stalefront.freeze import import_first
 from stalefront.paths import SweepPaths
 from stalefront.slurm.batches import Batch, folder, write_batch
 from stalefront.slurm.job import Pack
@@ -116,9 +117,10 @@ def code_paths(code: Mapping[str, Any]) -> list[str]:
 
 def setup_lines(profile: Profile, code: Sequence[str]) -> list[str]:
     """Shell lines before the command: the site's, then the frozen code in front of any installed one."""
-    # The safe path keeps the working directory from coming first; modules in it are still found, last.
-    path = f"export PYTHONPATH={shlex.quote(os.pathsep.join(code))}${{PYTHONPATH:+:$PYTHONPATH}} PYTHONSAFEPATH=1"
-    return [*profile.setup, path]
+    variables = import_first(code)
+    path = f"{shlex.quote(variables.pop('PYTHONPATH'))}${{PYTHONPATH:+:$PYTHONPATH}}"
+    rest = "".join(f" {name}={shlex.quote(value)}" for name, value in variables.items())
+    return [*profile.setup, f"export PYTHONPATH={path}{rest}"]
 
 
 def python(profile: Profile) -> str:

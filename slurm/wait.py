@@ -14,7 +14,7 @@ from stalefront.observe import Observed, observe
 from stalefront.paths import SweepPaths
 from stalefront.pool import Task
 from stalefront.slurm.batches import Batch, folder, read_batch, write_batch
-from stalefront.slurm.queue import Queue, ended, read_queue
+from stalefront.slurm.queue import Queue, ended, queue_text, read_queue
 from stalefront.slurm.settle import GRACE_S, is_lost, settle_job
 
 # Between two calls of `tell` and two looks for a signal.
@@ -89,7 +89,7 @@ class Watch:
         if queue is None:
             self.note("the Slurm controller does not answer; jobs are not affected by that")
             return
-        self.note(queue_text(queue, self.open))
+        self.note(", ".join(queue_text(queue.jobs[job] for job in self.open if job in queue.jobs)))
         now = time.monotonic()
         lost: dict[str, bool] = {}
         for job, name in list(self.open.items()):
@@ -143,13 +143,3 @@ class Watch:
                 # Another process may have added the number of the report's job.
                 stored = read_batch(folder(self.paths, batch.name))
                 write_batch(self.paths, stored.with_(closed=True))
-
-
-def queue_text(queue: Queue, jobs: Sequence[str] | dict[str, str]) -> str:
-    """How many of `jobs` run, and how many wait for what."""
-    found = [queue.jobs[job] for job in jobs if job in queue.jobs]
-    running = sum(job.alive for job in found)
-    waiting = Counter(job.reason for job in found if not job.alive)
-    parts = [f"{running} {'job runs' if running == 1 else 'jobs run'}"] if running else []
-    parts += [f"{count} pending ({reason})" for reason, count in waiting.most_common()]
-    return ", ".join(parts)

@@ -125,10 +125,10 @@ def is_live(paths: CellPaths, claim: Claim, jobs: Jobs | None = None) -> bool:
     if claim.is_here:
         return is_running(claim.pid, claim.start)
     # The queue is one user's; another's jobs are not in it.
-    asks = jobs is not None and claim.job and _is_ours(paths.claim(claim.attempt))
-    known = jobs.runs(claim.job, claim.restart) if asks and jobs is not None else None
-    if known is not None:
-        return known
+    if jobs is not None and claim.job and _is_ours(paths.claim(claim.attempt)):
+        known = jobs.runs(claim.job, claim.restart)
+        if known is not None:
+            return known
     if claim.host == place()[0] and claim.boot != place()[1]:
         return False  # this machine, before it was started anew
     return min(_age_s(paths.claim(claim.attempt)), _age_s(paths.status)) < STALE_AFTER_S

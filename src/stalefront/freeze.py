@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sysconfig
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -56,17 +56,18 @@ class Frozen:
     commit: str | None
     dirty: bool | None
 
-    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Variables with which a Python process imports this tree, on top of `inherited`.
 
-        The safe path keeps the working directory (`-m`, `-c`) and a script's folder out of the way: both would come
-        before `PYTHONPATH`.
-        """
-        if os.pathsep in str(self.path):
-            way_out = "Choose another sweep directory."
-            raise OptionError("hydra.sweep.dir", str(self.path), f"a path without {os.pathsep!r}", way_out)
-        rest = [entry for entry in inherited.get("PYTHONPATH", "").split(os.pathsep) if entry]
-        return {"PYTHONPATH": os.pathsep.join([str(self.path), *rest]), "PYTHONSAFEPATH": "1"}
+def import_first(folders: Sequence[Path | str]) -> dict[str, str]:
+    """Variables with which a Python process imports from `folders` before anything else.
+
+    The safe path keeps the working directory (`-m`, `-c`) and a script's folder out of the way: both would come
+    before `PYTHONPATH`.
+    """
+    for folder in folders:
+        if os.pathsep in str(folder):
+            legal, way_out = f"a path without {os.pathsep!r}", "Choose another sweep directory."
+            raise OptionError("hydra.sweep.dir", str(folder), legal, way_out)
+    return {"PYTHONPATH": os.pathsep.join(map(str, folders)), "PYTHONSAFEPATH": "1"}
 
 
 def freeze(folder: Path) -> Frozen:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def varying(overrides: Sequence[Sequence[str]]) -> set[str]:
@@ -34,3 +35,17 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def staleness(cell: Mapping[str, Any]) -> int | None:
+    """S of a recorded cell, as `Cell.S` has it, without the imports that a `Cell` needs.
+
+    The number of versions a token's age can take: `delay.S` under reuse, `delay.lag_updates` + 1 under lag, 1 without
+    delay; None where the cell does not say.
+    """
+    delay = cell.get("delay") or {}
+    if delay.get("choice") == "none":
+        return 1
+    if delay.get("choice") == "lag" and delay.get("lag_updates") is not None:
+        return int(delay["lag_updates"]) + 1
+    return None if delay.get("S") is None else int(delay["S"])

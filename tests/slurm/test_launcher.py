@@ -53,11 +53,9 @@ def test_a_grid_runs_on_both_gpus_of_both_nodes_and_again_runs_nothing(cluster, 
     used = {(node, head.group(2)) for node, head in zip(nodes, heads, strict=True)}
     assert used == {("n1", "0"), ("n1", "1"), ("n2", "0"), ("n2", "1")}
 
-    began = time.monotonic()
     code, out = ended(sweep.start(*GRID, ON_GPUS))
     assert code == 0
     assert "6 finished before, 0 to run" in out
-    assert time.monotonic() - began < 60
     assert len(batches(sweep.root)) == 1
 
     outcome = read_json(next(iter(cells(sweep.root).values())) / "outcome.json")

@@ -66,8 +66,6 @@ class Recorded:
             code={},
             cells=cells,
             base=dict.fromkeys((one for job in cells for one in job), base),
-            width=1,
-            timeouts=1,
             options={},
             job=job,
             **known,

@@ -28,7 +28,7 @@ def batch_of(*jobs, **changes):
     base = {cell: 0 for job in cells for cell in job}
     known = {
         **{"name": "b", "job_name": "sf-b", "submitted_utc": "", "profile": {}, "code": {}, "cells": cells},
-        **{"base": base, "fresh": False, "width": 1, "timeouts": 1, "dry_run": False, "options": {}, "job": "7"},
+        **{"base": base, "fresh": False, "dry_run": False, "options": {}, "job": "7"},
     }
     return Batch(**{**known, **changes})
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from stalefront.choice import OptionError
 from stalefront.files import read_json
-from stalefront.labels import only, varying
+from stalefront.labels import only, staleness, varying
 from stalefront.paths import SweepPaths
 
 # Candidates that an error names; the others are counted.
@@ -130,13 +130,3 @@ def _at(cell: Mapping[str, Any], key: str) -> Any:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def staleness(cell: Mapping[str, Any]) -> int | None:
-    """S of a recorded cell, as `Cell.S` has it, without the imports that a `Cell` needs; None where it does not say."""
-    delay = cell.get("delay") or {}
-    if delay.get("choice") == "none":
-        return 1
-    if delay.get("lag_updates") is not None:
-        return int(delay["lag_updates"]) + 1
-    return None if delay.get("S") is None else int(delay["S"])

@@ -13,8 +13,8 @@ from stalefront.claims import latest, launcher_runs
 from stalefront.commands.planned import Sweep
 from stalefront.observe import Observed, observe
 from stalefront.paths import CellPaths, SweepPaths
-from stalefront.slurm.batches import Batch, read_batches
-from stalefront.slurm.queue import Queue, QueuedJob, read_queue
+from stalefront.slurm.batches import Batch, numbered, read_batches
+from stalefront.slurm.queue import Queue, QueuedJob, queue_text, read_queue
 
 # What needs a look comes first.
 STATES = ("failed", "interrupted", "running", "submitted", "planned", "non-finite", "completed")
@@ -62,11 +62,7 @@ class Look:
     @property
     def text(self) -> str:
         """How many jobs run, and how many wait for what; or why that is not known."""
-        found = [job for _, _, job in self.jobs()]
-        running = sum(job.alive for job in found)
-        waiting = Counter(waits_for(job) for job in found if not job.alive)
-        parts = [f"{running} {'job runs' if running == 1 else 'jobs run'}"] if running else []
-        parts += [f"{count} pending ({reason})" for reason, count in waiting.most_common()]
+        parts = queue_text(job for _, _, job in self.jobs())
         for job in self.report_jobs():
             parts.append(f"job {job.key} {'writes the report' if job.alive else 'will write the report'}")
         return self.problem or (f"Slurm: {', '.join(parts)}" if parts else "")
@@ -86,7 +82,7 @@ def look_at_queue(paths: SweepPaths) -> Look:
     queue = read_queue()
     if queue is None:
         return Look(batches, None, taken, _problem("the Slurm controller does not answer") if sent else "")
-    return Look([_numbered(batch, queue) for batch in batches], queue, taken)
+    return Look([numbered(batch, queue) for batch in batches], queue, taken)
 
 
 def has_squeue() -> bool:
@@ -96,19 +92,6 @@ def has_squeue() -> bool:
 
 def _problem(why: str) -> str:
     return f"{why}: states come from the cells' files alone, and jobs that wait are not seen"
-
-
-def _numbered(batch: Batch, queue: Queue) -> Batch:
-    """The batch with its number, found by its name where nobody wrote it down."""
-    found = [] if batch.job is not None else queue.named(batch.job_name)
-    return batch.with_(job=found[0].key.partition("_")[0]) if found else batch
-
-
-def waits_for(job: QueuedJob) -> str:
-    """Why a job waits, in Slurm's word where there is one yet."""
-    if job.reason not in ("", "None"):
-        return job.reason
-    return "not looked at by Slurm yet" if job.state == "PENDING" else job.state
 
 
 @dataclass(frozen=True)
@@ -194,10 +177,10 @@ def _row(
         batch, job = places[cell_id]
         if seen.attempt <= batch.base.get(cell_id, 0):
             wanted = batch.fresh or not seen.finished
-            why = "its job runs other cells first" if job.alive else waits_for(job)
+            why = "its job runs other cells first" if job.alive else job.waits_for
             return Row(cell_id, seen, "submitted", job.key, why, waits=True) if wanted else row
         if seen.state == "interrupted":
-            why = f"{reason}; its job goes on" + ("" if job.alive else f" ({waits_for(job)})")
+            why = f"{reason}; its job goes on" + ("" if job.alive else f" ({job.waits_for})")
             return Row(cell_id, seen, seen.state, job.key, why, waits=True)
     elif cell_id in gone and not seen.live and not seen.finished:
         batch, key = gone[cell_id]

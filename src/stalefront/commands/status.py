@@ -13,8 +13,9 @@ from rich.text import Text
 from stalefront.choice import OptionError
 from stalefront.claims import launcher_runs
 from stalefront.commands.columns import Column, Columns
-from stalefront.commands.planned import SHOWN_BY_NAME, Sweep, bare, staleness
+from stalefront.commands.planned import SHOWN_BY_NAME, Sweep, bare
 from stalefront.commands.snapshot import STATES, Row, Snapshot, launchers, look_at_queue, take_snapshot
+from stalefront.labels import staleness
 
 WATCH_EVERY_S = 2.0
 # A look at the queue costs the controller something; looks at files cost only this machine.

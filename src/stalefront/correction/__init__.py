@@ -155,6 +155,31 @@ class TruncatedRatio(RatioCorrection):
         return self.cap == math.inf and self.clamp_nats is None
 
 
+@dataclass(frozen=True)
+class TruncatedSequenceRatio(TruncatedRatio):
+    """One clamped weight a sequence, of the `aggregate` of its tokens' log-ratios; nothing is rejected.
+
+    Attributes
+    ----------
+    over
+        `valid`: all tokens of a sequence enter; `kept`: those that the rules before left, as in SkyRL.
+    """
+
+    over: Over
+
+    level = "sequence"
+    looks_at = "ratio"
+    aggregate: ClassVar[Aggregate]
+
+    def __call__(self, inputs: LossInputs, so_far: Weights) -> Weights:
+        """The same weight on every token of a sequence; 1 where no token enters."""
+        from stalefront.correction.token_tis import truncated_ratio
+        from stalefront.ratios import over_sequence
+
+        log_ratio_B1 = over_sequence(self.log_ratio_BT(inputs), counted_BT(inputs, so_far, self.over), self.aggregate)
+        return so_far.times(truncated_ratio(log_ratio_B1, cap=self.cap, floor=self.floor))
+
+
 def counted_BT(inputs: LossInputs, so_far: Weights, over: Over) -> Tensor:
     """Tokens that a statistic of a sequence is taken over: all of them, or those still kept."""
     return inputs.mask_BT if over == "valid" else inputs.mask_BT & so_far.keep_BT
