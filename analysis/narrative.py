@@ -10,6 +10,8 @@ from stalefront.analysis.fits.base import Constant, Fit, Interval
 # The two named frontiers a slope is held against.
 NAMED = {"the 1/S law (slope −1)": -1.0, "a flat frontier (slope 0)": 0.0}
 MINUS = "−"
+# Relative to an interval's end.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,12 @@ def with_interval(constant: Constant | None) -> str:
         return "not identified"
     if constant.value is None:
         return show_interval(constant.interval)
-    return show(constant.value) + (f" {show_interval(constant.interval)}" if constant.interval else "")
+    if constant.interval is None:
+        return show(constant.value)
+    ends = [abs(end) for end in (constant.interval.lo, constant.interval.hi) if end is not None]
+    # A zero that a fit reached only to its rounding is a zero for a reader.
+    is_zero = bool(ends) and abs(constant.value) < ROUNDING * max(ends)
+    return f"{show(0.0 if is_zero else constant.value)} {show_interval(constant.interval)}"
 
 
 def plural(n: int, noun: str) -> str:
