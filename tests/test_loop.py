@@ -148,7 +148,12 @@ def test_baselines_without_rejected_sequences(make_cell, cache_dir):
 
 
 @pytest.mark.parametrize(
-    "overrides", [{"reduction.denominator": "kept"}, {"reduction.advantages_over": "kept"}, {"loss": "m2po"}]
+    "overrides",
+    [
+        {"reduction.denominator": "kept", "correction": ["token_mask"]},
+        {"reduction.advantages_over": "kept", "correction": ["token_mask"]},
+        {"loss": "m2po"},
+    ],
 )
 @pytest.mark.parametrize("split", ["optimizer.grad_accum", "model.ranks"])
 def test_what_needs_a_whole_step_is_not_split(overrides, split, make_cell):
