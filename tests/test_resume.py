@@ -43,8 +43,8 @@ def prepared(root, cell, cache_dir, every):
     return CellPaths(root)
 
 
-def start(forks, root, attempt, target=run_cell, **options):
-    process = forks.Process(target=target, args=(root,), kwargs={"attempt": attempt, **options})
+def start(forks, root, attempt):
+    process = forks.Process(target=run_cell, args=(root,), kwargs={"attempt": attempt})
     process.start()
     return process
 
@@ -92,30 +92,24 @@ def test_killed_in_the_middle_of_writing(cell, reference, tmp_path, cache_dir, f
     assert spared.read_text().endswith('"los')
 
 
-def terminated_at(root, attempt, step):
-    """Runs a cell whose process gets SIGTERM while it writes the record of `step`: nothing depends on who is faster."""
+def test_sigterm_checkpoints_and_says_so(cell, reference, tmp_path, run_in, numbers, monkeypatch):
     append = record.StepWriter.append
 
     def and_signal(writer, row):
         append(writer, row)
-        if row["step"] == step:
+        if row["step"] == 3:
             signal.raise_signal(signal.SIGTERM)
 
-    record.StepWriter.append = and_signal
-    run_cell(root, attempt=attempt)
-
-
-def test_sigterm_checkpoints_and_says_so(cell, reference, tmp_path, cache_dir, forks, run_in, numbers):
-    paths = prepared(tmp_path / "term", cell, cache_dir, 1000)
-    start(forks, paths.root, 1, target=terminated_at, step=3).join()
-    outcome = read_json(paths.outcome)
-    assert outcome["state"] == "interrupted"
+    with monkeypatch.context() as patched:
+        patched.setattr(record.StepWriter, "append", and_signal)
+        stopped = run_in(tmp_path / "term", cell, checkpoint_every=1000)
+    assert stopped.outcome["state"] == "interrupted"
     # The ranks agree on a stop before a step is recorded, so the request came in time for the next one.
-    assert outcome["last_step"] == 4
-    ran = run_in(paths.root, cell, checkpoint_every=1000, attempt=2)
-    assert ran.outcome["resumed_from_step"] == outcome["last_step"]
+    assert stopped.outcome["last_step"] == 4
+    ran = run_in(stopped.paths.root, cell, checkpoint_every=1000, attempt=2)
+    assert ran.outcome["resumed_from_step"] == 4
     assert numbers(ran.rows) == reference
-    assert not paths.attempt(1).exists()
+    assert not ran.paths.attempt(1).exists()
 
 
 @pytest.mark.parametrize(
