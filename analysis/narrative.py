@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from stalefront.analysis.figures.style import number
 from stalefront.analysis.fits.base import Constant, Fit, Interval
+
+if TYPE_CHECKING:
+    from stalefront.analysis.doctor import Finding
 
 # The two named frontiers a slope is held against.
 NAMED = {"the 1/S law (slope −1)": -1.0, "a flat frontier (slope 0)": 0.0}
@@ -190,3 +195,11 @@ def say_inversions(fit: Fit) -> str | None:
     refused = [n for n in fit.notes if "no single η_max" in n]
     text = f"{fit.definition}: {show(total)} pair(s) where a lower learning rate collapsed and a higher one did not"
     return text + (f". {' '.join(refused)}." if refused else "; seeds are pooled for the brackets.")
+
+
+def say_finding(finding: Finding, labels: Mapping[str, str]) -> list[str]:
+    """What is wrong, where it shows, and the way out; ``labels`` name the cells of a sweep."""
+    of, most = f"{finding.cells} of {plural(finding.checked, 'cell')}", "" if finding.cells == 1 else "most in "
+    where = f"In {of}, {most}{labels[finding.worst]}: " if labels else ""
+    evidence = finding.evidence if where else finding.evidence[0].upper() + finding.evidence[1:]
+    return [finding.words, f"{where}{evidence}.", finding.fix]

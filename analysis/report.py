@@ -17,7 +17,9 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from stalefront.analysis import narrative, push, summary
+from stalefront.analysis import mismatch, narrative, push, summary
+from stalefront.analysis.doctor.section import section as mismatch_section
+from stalefront.analysis.doctor.sweep import examine_directory
 from stalefront.analysis.figures import cosine, frontier_map, reward_curves, t_eta
 from stalefront.analysis.figures import push as push_figure
 from stalefront.analysis.figures.style import png
@@ -93,8 +95,15 @@ def build_report(sweep_dir: Path, *, settings: ReportSettings | None = None) -> 
     context = _context(sweep_dir.name, sweep, fits, figures)
     context["push"] = [push.context(c, f, sweep.settings.level) for c, f in zip(compared, pushes, strict=True)]
     context["headline"] += [push.headline(c) for c in compared]
-    drawn = [f for arm in shown for f in figures[arm]] + pushes
+    examined = examine_directory(sweep_dir, sweep.settings.doctor)
+    context["mismatch"] = mismatch_section(examined, sweep.table, sweep.settings.doctor) if len(sweep.table) else None
+    sections = mismatch.sections(sweep_dir, sweep)
+    sectional = [draw_section(section, sections) for section in sections]
+    context["sections"] = [{**s.context, "figure": f} for s, f in zip(sections, sectional, strict=True)]
+    context["headline"] += [sentence for section in sections for sentence in mismatch.headline(section)]
+    drawn = [f for arm in shown for f in figures[arm]] + pushes + sectional
     every = [f for arm in fits.values() for f in arm.values()] + [f for c in compared for f in c.every_fit]
+    every += [f for section in sections for f in section.fits]
     return _write(sweep_dir, sweep, every, drawn, context)
 
 
@@ -136,6 +145,13 @@ def draw_push(comparison: push.Comparison, index: int, n: int) -> Drawn:
     return _drawn("push", "" if n == 1 else f"-{index + 1:02d}", push_figure, push_figure.data(comparison))
 
 
+def draw_section(section: mismatch.Section, among: list[mismatch.Section]) -> Drawn:
+    """Draw the figure of one section on mismatch, numbered where there are several of its kind."""
+    same = [id(other) for other in among if other.figure == section.figure]
+    suffix = "" if len(same) == 1 else f"-{same.index(id(section)) + 1:02d}"
+    return _drawn(section.figure, suffix, section.module, section.frame)
+
+
 def _drawn(name: str, suffix: str, module: Any, frame: pd.DataFrame) -> Drawn:
     title, caption = CAPTIONS[name]
     caption = f"{caption} {frame.attrs.get('note', '')}".strip()
@@ -144,6 +160,7 @@ def _drawn(name: str, suffix: str, module: Any, frame: pd.DataFrame) -> Drawn:
 
 
 CAPTIONS = {
+    **mismatch.CAPTIONS,
     "push": (
         "How far each arm pushes the frontier",
         "η50 of an arm, and with it S·η50, over that of the reference: above 1 the arm survives larger learning rates. "

@@ -31,6 +31,77 @@ class PushSettings:
 
 
 @dataclass(frozen=True)
+class SignatureSettings:
+    """What tells one kind of sampler mismatch from another.
+
+    Parameters
+    ----------
+    rounding_nats : float
+        Size of a log-ratio up to which two forwards of one model differ by rounding. Assumed: 3e-5, between float32
+        (some 1e-7) and float16 (some 1e-3).
+    z : float
+        Standard errors that make a difference from zero. Assumed: 3.
+    share : float
+        K3 below this share of K1 is far from K1. Assumed: a half.
+    """
+
+    rounding_nats: float = 3e-5
+    z: float = 3.0
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse settings that make no sense."""
+        for name, legal, ok in (
+            ("rounding_nats", "at least 0", self.rounding_nats >= 0),
+            ("z", "above 0", self.z > 0),
+            ("share", "in (0, 1)", 0 < self.share < 1),
+        ):
+            if not ok:
+                raise ValueError(f"SignatureSettings.{name}={getattr(self, name)!r}: must be {legal}")
+
+
+@dataclass(frozen=True)
+class DoctorSettings:
+    """When the doctor calls something a finding.
+
+    Parameters
+    ----------
+    alpha : float
+        Chance that a test of the surprisal gap or of the tail finds something in any cell of a quiet sweep; it is
+        divided by the number of cells. Assumed: 1e-3.
+    min_tokens : int
+        Tokens that such a test needs. Assumed: 1000.
+    tail_missing : float
+        Observed tail below this share of the expected one is a cut tail, above it one that is there. Assumed: a half.
+    alignment : float
+        ``|surprisal gap|`` from this share of √mean(log² old/μ) times the sd of the surprisal on means that μ is a
+        sharper or flatter version of old. Assumed: .7; a temperature gives 1 to first order, noise nearly 0.
+    healthy_nats : float
+        Mean |log old/μ| up to which a mismatch is a notice. Cited: .03 (see docs/doctor.md).
+    flip_frac : float
+        Share of flipped choices of experts up to which they are a notice. Assumed: .01.
+    signature : SignatureSettings
+        Kinds of mismatch.
+    """
+
+    alpha: float = 1e-3
+    min_tokens: int = 1000
+    tail_missing: float = 0.5
+    alignment: float = 0.7
+    healthy_nats: float = 0.03
+    flip_frac: float = 0.01
+    signature: SignatureSettings = field(default_factory=SignatureSettings)
+
+    def __post_init__(self) -> None:
+        """Refuse settings that make no sense."""
+        for name in ("alpha", "tail_missing", "alignment"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"DoctorSettings.{name}={getattr(self, name)!r}: must lie in (0, 1)")
+        if self.min_tokens < 2:
+            raise ValueError(f"DoctorSettings.min_tokens={self.min_tokens!r}: must be at least 2")
+
+
+@dataclass(frozen=True)
 class ReportSettings:
     """What decides, and how much is drawn.
 
@@ -46,6 +117,8 @@ class ReportSettings:
         Confidence of every interval.
     push : PushSettings
         How arms are held against one another.
+    doctor : DoctorSettings
+        When the doctor calls something a finding.
     max_arms : int
         Arms with a section of their own; the others appear in the summary table only.
     max_panels : int
@@ -59,6 +132,7 @@ class ReportSettings:
     regime: Regime = field(default_factory=Regime)
     level: float = 0.95
     push: PushSettings = field(default_factory=PushSettings)
+    doctor: DoctorSettings = field(default_factory=DoctorSettings)
     max_arms: int = 12
     max_panels: int = 60
     max_points: int = 120

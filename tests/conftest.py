@@ -26,9 +26,9 @@ from stalefront.run import run_cell
 CONF = Path(__file__).parents[1] / "conf"
 GROUPS = {
     **{"model": "tiny", "task": "sort5", "delay": "reuse", "loss": "grpo", "optimizer": "adamw", "engine": "native"},
-    **{"proximal": "recompute", "reduction": "own"},
+    **{"proximal": "recompute", "reduction": "own", "replay": "none"},
 }
-LISTS = ("correction", "controller")
+LISTS = ("mismatch", "correction", "controller")
 
 
 class Graded(NamedTuple):
@@ -68,6 +68,7 @@ def cell_config(**overrides: Any) -> dict[str, Any]:
     config |= {group: load_choice(group, overrides.pop(group, name)) for group, name in GROUPS.items()}
     for group in LISTS:
         config[group] = {name: load_choice(group, name) for name in overrides.pop(group, [])}
+    config["mismatch"]["target_kl"] = None
     config["validation"] = {"every": 4, "num_samples": 16}
     for key, value in overrides.items():
         *parents, leaf = key.split(".")

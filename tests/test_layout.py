@@ -10,10 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 # Groups whose choices are methods: one file each, with one configuration and one test of the same stem.
-METHODS = ("delay", "loss", "proximal", "correction", "controller", "engine")
+METHODS = ("delay", "loss", "proximal", "correction", "controller", "engine", "mismatch")
 
 # Groups that are lists, with a configuration for the empty one.
-LISTS = ("correction", "controller")
+LISTS = ("mismatch", "correction", "controller")
 
 
 def on_disk() -> set[str]:

@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from stalefront.model import clean_copy
 from stalefront.policy import token_logps
+from stalefront.setup import trainer_copy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from stalefront.batch import RolloutBatch
+    from stalefront.model import Model
 
 
 class Average:
     """θ̄ ← decay · θ̄ + (1 − decay) · θ in float32, from the weights that `model` has now."""
 
-    def __init__(self, model: PreTrainedModel, decay: float) -> None:
+    def __init__(self, model: PreTrainedModel, decay: float, options: Model) -> None:
         self.live, self.decay = list(model.parameters()), decay
-        self.module = clean_copy(model)
+        self.module = trainer_copy(model, options)
         self._scored = list(self.module.parameters())
         # A float32 model is its own average; one of another type is rounded from it.
         self.values: list[Tensor] = [p.detach().float() for p in self._scored]
@@ -44,7 +45,12 @@ class Average:
     def logp_BT(self, piece: RolloutBatch, temperature: float) -> Tensor:
         """log-probs of a micro-batch's tokens."""
         return token_logps(
-            self.module, piece.tokens_BT, piece.position_BT, piece.mask_BT, temperature=temperature
+            self.module,
+            piece.tokens_BT,
+            piece.position_BT,
+            piece.mask_BT,
+            temperature=temperature,
+            support_BTK=piece.support_BTK,
         ).logp_BT
 
     def state_dict(self) -> list[Tensor]:

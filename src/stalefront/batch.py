@@ -39,8 +39,17 @@ class RolloutBatch:
     index : int
         Rollout-batch index M, from 1.
     entropy_behav_BT : float32, nats, or None
-        Entropy of the sampling weights' full distribution at the sampling temperature, by the trainer's forward; kept
-        only where a rule of the cell needs it.
+        Entropy of the sampling weights' full distribution at the sampling temperature, by the trainer's forward.
+    tail_mass_BT : float32, or None
+        By that forward, the mass of the tokens whose probability is below `stalefront.stats.TAIL`.
+    own_routes_LBTK : int16, or None
+        Experts that the trainer's forward chooses under the sampling weights; −1 off the tokens it was fed.
+    route_hash_B : int64, or None
+        Hash of the tokens that the routes belong to.
+    support_BTK : int32, or None
+        Ids of the tokens that a truncated sampler kept at each place, −1 beyond them; −1 alone is no truncation.
+    misaligned_B : int64, or None
+        Sampled tokens of a row that have no log-prob any more, since its text was encoded again.
     """
 
     tokens_BT: Tensor
@@ -60,9 +69,17 @@ class RolloutBatch:
     routes_LBTK: Tensor | None
     index: int
     entropy_behav_BT: Tensor | None = None
+    tail_mass_BT: Tensor | None = None
+    own_routes_LBTK: Tensor | None = None
+    route_hash_B: Tensor | None = None
+    support_BTK: Tensor | None = None
+    misaligned_B: Tensor | None = None
 
-    def check(self, trainer_version: int) -> Self:
-        """Raise `BatchError` unless the batch keeps the promises of its seam at `trainer_version`."""
+    def check(self, trainer_version: int, *, noisy_log: bool = False) -> Self:
+        """Raise `BatchError` unless the batch keeps the promises of its seam at `trainer_version`.
+
+        With a `noisy_log` a behaviour log-prob may be above 0.
+        """
         shape = self.tokens_BT.shape
         for name in ("position_BT", "mask_BT", "logp_behav_BT", "logp_old_BT", "logp_ref_BT", "version_BT"):
             if getattr(self, name).shape != shape:
@@ -70,18 +87,40 @@ class RolloutBatch:
         version = self.version_BT[self.mask_BT]
         if version.numel() and not (int(version.min()) >= 0 and int(version.max()) <= trainer_version):
             raise BatchError(f"token versions {version.min()}…{version.max()} outside 0…{trainer_version}")
-        if bool((self.logp_behav_BT[self.mask_BT] > 0).any()):
+        if not noisy_log and bool((self.logp_behav_BT[self.mask_BT] > 0).any()):
             raise BatchError("a behaviour log-prob is above 0")
+        self._check_routes()
         if bool((self.version_BT.where(self.mask_BT, self.finished_version_B[:, None]) > trainer_version).any()):
             raise BatchError("a sequence finished after the trainer's version")
         return self
 
+    @property
+    def real_BT(self) -> Tensor:
+        """Tokens of the prompt and of the completion, masked ones inside it included: what is no padding."""
+        after = self.mask_BT.flip(1).cumsum(1).flip(1) > 0
+        before = ~(self.mask_BT.any(0).cumsum(0) > 0)
+        return (self.position_BT >= 0) & (after | before)
+
+    def _check_routes(self) -> None:
+        if self.route_hash_B is None:
+            return
+        from stalefront.routing import token_hash_B
+
+        other = int((self.route_hash_B != token_hash_B(self.tokens_BT, self.real_BT)).sum())
+        if other:
+            raise BatchError(f"the routes of {other} sequences were recorded on other tokens than theirs")
+
     def rows(self, rows: Tensor) -> Self:
         """The sequences `rows`, in that order."""
-        named = ((f.name, getattr(self, f.name)) for f in fields(self) if f.name.endswith(("_B", "_BT")))
-        picked: dict[str, Any] = {name: value[rows] for name, value in named if value is not None}
-        routes = None if self.routes_LBTK is None else self.routes_LBTK[:, rows]
-        return replace(self, **picked, routes_LBTK=routes)
+        named = (
+            (f.name, getattr(self, f.name)) for f in fields(self) if f.name.endswith(("_B", "_BT", "_BTK", "_LBTK"))
+        )
+        picked: dict[str, Any] = {
+            name: value[:, rows] if name.endswith("_LBTK") else value[rows]
+            for name, value in named
+            if value is not None
+        }
+        return replace(self, **picked)
 
     def to(self, device: torch.device) -> Self:
         """Every tensor on `device`."""
@@ -89,6 +128,9 @@ class RolloutBatch:
             f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
         }
         return replace(self, **moved)
+
+
+LOGPS = ("logp_theta_BT", "logp_old_BT", "logp_behav_BT", "logp_ref_BT", "entropy_behav_BT", "logp_recomputed_BT")
 
 
 @dataclass(frozen=True)
@@ -111,6 +153,8 @@ class LossInputs:
         Trainer version minus the version that sampled the token.
     entropy_behav_BT : nats, or None
         Entropy of the behaviour policy's full distribution.
+    logp_recomputed_BT : nats, or None
+        Log-prob under the sampling weights by the trainer's forward, where `logp_old_BT` may be another policy's.
     keep_BT : bool, or None
         Tokens that corrections left in the loss, where a surrogate's own statistics leave the others out.
     """
@@ -126,10 +170,11 @@ class LossInputs:
     lag_BT: Tensor | None = None
     entropy_behav_BT: Tensor | None = None
     keep_BT: Tensor | None = None
+    logp_recomputed_BT: Tensor | None = None
 
     def __post_init__(self) -> None:
         # Zero off the mask before any exp: 0 · inf is NaN, so a later multiplication by the mask would be too late.
-        for name in ("logp_theta_BT", "logp_old_BT", "logp_behav_BT", "logp_ref_BT", "entropy_behav_BT"):
+        for name in LOGPS:
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, torch.where(self.mask_BT, value, torch.zeros_like(value)))

@@ -17,19 +17,23 @@ from stalefront.correction import Correction
 from stalefront.delay import Delay
 from stalefront.engine import Engine
 from stalefront.loss import Loss
+from stalefront.mismatch import Mismatch
 from stalefront.model import Model
 from stalefront.optimizer import Optimizer
 from stalefront.proximal import Proximal
 from stalefront.reduction import Reduction
+from stalefront.replay import Replay
 from stalefront.task import Task
 
 # Seeds that every consumer takes: NumPy and transformers refuse larger ones.
 MAX_SEED = 2**32 - 1
 DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
 
-GROUPS = ("model", "task", "delay", "loss", "proximal", "reduction", "engine")
+GROUPS = ("model", "task", "delay", "loss", "proximal", "reduction", "engine", "replay")
+# The one key of a composed list that names no entry of it.
+TARGET_KL = "target_kl"
 # Ordered lists of choices.
-LISTS = ("correction", "controller")
+LISTS = ("mismatch", "correction", "controller")
 
 # Dotted path → value at which a field added after the first release changes nothing. Such a field is left out of
 # the identity at that value, so that cells recorded before it keep their ids. A path goes through every entry of a
@@ -55,6 +59,11 @@ NEUTRAL: dict[str, Any] = {
         **{"skip_empty": False, "epsilon": 0.0, "epsilon_on": "both"},
     },
     "controller": [],
+    "mismatch": [],
+    "target_kl": None,
+    "replay": {"choice": "none", "probe_every": 0},
+    "model.fp32_head": "none",
+    "model.deterministic_topk": False,
 }
 
 
@@ -88,6 +97,8 @@ class Cell(Choice):
         Horizon T in learner steps.
     device, threads
         Part of the identity, since the last bits of a sum depend on them.
+    target_kl : float or None
+        What the strengths of `mismatch` are multiplied for, nats a token; set as `mismatch.target_kl`.
     """
 
     seed: int
@@ -97,6 +108,9 @@ class Cell(Choice):
     model: Model
     task: Task
     delay: Delay
+    mismatch: tuple[Mismatch, ...]
+    target_kl: float | None
+    replay: Replay
     loss: Loss
     proximal: Proximal
     correction: tuple[Correction, ...]
@@ -115,7 +129,7 @@ class Cell(Choice):
         self.require(bool(DEVICE.fullmatch(self.device)), "device", legal, "An index is a whole number, as in cuda:0.")
         for group in LISTS:
             refuse_repeats(group, [entry.choice() for entry in getattr(self, group)])
-        from stalefront.build import check_pairs
+        from stalefront.pairs import check_pairs
 
         check_pairs(self)
 
@@ -127,6 +141,7 @@ class Cell(Choice):
             values[group] = make_choice(group, config.get(group, NEUTRAL.get(group)))
         for group in LISTS:
             values[group] = tuple(make_choice(group, entry) for entry in _entries(config.get(group)))
+        values["target_kl"] = _target_kl(config)
         values["optimizer"] = Optimizer.from_mapping(config["optimizer"])
         values["validation"] = Validation.from_mapping(config["validation"])
         return cls.from_mapping(values)
@@ -223,8 +238,14 @@ def _entries(config: Any) -> list[Any]:
     if config is None:
         return []
     if isinstance(config, Mapping):
-        return list(config.values())
+        return [entry for name, entry in config.items() if name != TARGET_KL]
     return list(config)
+
+
+def _target_kl(config: Mapping[str, Any]) -> Any:
+    """Composed beside the entries of `mismatch`, recorded on its own."""
+    composed = config.get("mismatch")
+    return composed.get(TARGET_KL) if isinstance(composed, Mapping) else config.get(TARGET_KL)
 
 
 State = Literal["planned", "submitted", "running", "interrupted", "completed", "non-finite", "failed"]

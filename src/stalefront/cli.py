@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_retry(commands)
     _add(commands, "report", _report, "build the report anew from the recorded files")
     _add(commands, "table", _table, "print the run table, one row a planned cell, as CSV")
+    _add_doctor(commands)
     _add_parity(commands)
     _add_import_config(commands)
     return parser
@@ -119,6 +120,19 @@ def _add_retry(commands: _Commands) -> None:
     command.add_argument("--fresh", action="store_true", help="start the named cells over, finished or not")
     command.add_argument("--no-wait", action="store_true", help="submit to Slurm and return")
     command.add_argument("--workers", type=_count, metavar="N", help="cells at a time with the local launcher")
+
+
+def _add_doctor(commands: _Commands) -> None:
+    more = (
+        "Reads the records of a sweep, or of one cell: log-probs that are missing, samplers that draw from another "
+        "distribution than they log, caches that are not cleared, versions that go backwards, and the like. Exit code "
+        "1 when something is found, 2 when the directory cannot be read."
+    )
+    text = "say what is wrong between sampler and trainer"
+    command = commands.add_parser("doctor", help=text, description=f"{text[0].upper()}{text[1:]}. {more}")
+    command.add_argument("directory", type=Path, metavar="DIR", help="a sweep directory, or one cell's")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run=_doctor)
 
 
 def _add_parity(commands: _Commands) -> None:
@@ -193,6 +207,12 @@ def _table(sweep: Sweep, options: argparse.Namespace) -> int:
 
     sys.stdout.write(write_table(build_table(options.directory).table).decode())
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from stalefront.commands.doctor import doctor
+
+    return doctor(options.directory, as_json=options.json)
 
 
 def _parity(options: argparse.Namespace) -> int:

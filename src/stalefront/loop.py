@@ -15,6 +15,7 @@ from torch import Tensor
 from stalefront.advantage import Advantages, group_advantages
 from stalefront.average import Average
 from stalefront.batch import LossInputs, RolloutBatch, Update, Weights
+from stalefront.calibration import calibrate
 from stalefront.controller import Controllers, Step
 from stalefront.correction import chain
 from stalefront.evaluate import batch_columns, validate
@@ -22,8 +23,10 @@ from stalefront.inert import Acted
 from stalefront.objective import counted_BT
 from stalefront.policy import token_logps
 from stalefront.proximal.ema import EMA
+from stalefront.sampler_stats import sampler_columns
 from stalefront.source import BatchSource, pack, unpack
 from stalefront.stats import Seen, joined, lag_columns, step_columns
+from stalefront.trainer_routers import LearnerRouters
 from stalefront.update import Updater, flat
 
 if TYPE_CHECKING:
@@ -65,20 +68,25 @@ class Learner:
         self.source = BatchSource(cell, parts, self._clock)
         self.updater = Updater(parts.model, cell.optimizer)
         self.controllers = Controllers(cell.controller, cell)
-        self.average = Average(parts.model, cell.proximal.decay) if isinstance(cell.proximal, EMA) else None
+        self.average = Average(parts.model, cell.proximal.decay, cell.model) if isinstance(cell.proximal, EMA) else None
         self.acted = Acted(cell)
+        self.routers = LearnerRouters(cell, parts)
         self.step = self.version = self.step_in_batch = 0
         self.steps_per_batch = cell.delay.steps_per_batch
         self.batch: RolloutBatch | None = None
 
     def start_row(self) -> dict[str, Any]:
-        """Record of π₀."""
-        return {"step": 0, "batch": 0, "version": 0, **self.validation(0), **self._wall_columns()}
+        """Record of π₀; the strength of the mismatch is found first."""
+        with self._clock("score"):
+            found = calibrate(self.cell, self.parts, self.source.inference)
+        size = {} if found is None else {"mismatch_factor": found.factor, "mismatch_kl_nats": found.kl_nats}
+        return {"step": 0, "batch": 0, "version": 0, **size, **self.validation(0), **self._wall_columns()}
 
     def advance(self) -> tuple[Update, dict[str, Any]]:
         """One learner step and its record."""
         batch, new_weights = self._batch()
         advantages = self._advantages(batch.reward_B)
+        self.routers.start(self.step + 1)
         with self._clock("learn"):
             seen = self._backward(batch, advantages)
             columns = step_columns(seen)
@@ -100,6 +108,8 @@ class Learner:
             **update.columns(),
             **self.controllers.columns(),
             **batch_columns(batch, advantages),
+            **sampler_columns(batch),
+            **self.routers.columns(),
             **self.validation(self.step),
             **self._wall_columns(),
         }
@@ -132,16 +142,20 @@ class Learner:
         seen: list[Seen] = []
         for rows, share_BT in zip(pieces, torch.split(reduction_BT, sizes), strict=True):
             mine = ranks.share(rows)
-            inputs, entropy_BT = self._inputs(batch.rows(mine), advantages.advantage_B[mine])
-            weights = chain(cell.correction, inputs, self._watch(inputs.mask_BT))
-            inputs = self._over_kept(inputs, weights)
-            if cell.reduction.denominator == "kept":  # the step is in one piece then: see build.check_pairs
-                share_BT = self._reduction_BT(
-                    counted_BT(cell.reduction, inputs, weights), batch.group_B[rows], number_B
-                )
-            value = cell.loss(inputs, weights, ranks.share(share_BT))
-            torch.autograd.backward(value.loss)
-            seen.append(Seen(inputs.detach(), weights, value.detach(), entropy_BT).of_all_ranks(ranks))
+            piece = batch.rows(mine)
+            # Around the backward too: with gradient checkpointing it runs the forward again.
+            with self.routers.around(piece):
+                inputs, entropy_BT = self._inputs(piece, advantages.advantage_B[mine])
+                weights = chain(cell.correction, inputs, self._watch(inputs.mask_BT))
+                inputs = self._over_kept(inputs, weights)
+                if cell.reduction.denominator == "kept":  # the step is in one piece then: see build.check_pairs
+                    counted = counted_BT(cell.reduction, inputs, weights)
+                    share_BT = self._reduction_BT(counted, batch.group_B[rows], number_B)
+                value = cell.loss(inputs, weights, ranks.share(share_BT))
+                torch.autograd.backward(value.loss)
+            inputs = inputs.detach()
+            self.routers.probe(piece, inputs.logp_theta_BT)
+            seen.append(Seen(inputs, weights, value.detach(), entropy_BT).of_all_ranks(ranks))
         # Weights of tokens are those of the whole part, so that gradients add up over micro-batches and over ranks.
         ranks.sum_(self.updater.gradients())
         return seen
@@ -150,7 +164,12 @@ class Learner:
         """Loss inputs of a micro-batch, its proximal policy in place, and the present policy's entropy."""
         temperature = self.cell.task.temperature
         theta = token_logps(
-            self.parts.model, piece.tokens_BT, piece.position_BT, piece.mask_BT, temperature=temperature
+            self.parts.model,
+            piece.tokens_BT,
+            piece.position_BT,
+            piece.mask_BT,
+            temperature=temperature,
+            support_BTK=piece.support_BTK,
         )
         inputs = LossInputs(
             logp_theta_BT=theta.logp_BT,
@@ -163,6 +182,7 @@ class Learner:
             group_B=piece.group_B,
             lag_BT=torch.where(piece.mask_BT, self.version - piece.version_BT, 0),
             entropy_behav_BT=piece.entropy_behav_BT,
+            logp_recomputed_BT=piece.logp_old_BT,
         )
         return self.cell.proximal(inputs), theta.entropy_BT
 
@@ -243,6 +263,7 @@ class Learner:
             "model": self.parts.model.state_dict(),
             "updater": self.updater.state_dict(),
             "source": self.source.state_dict(),
+            "mismatch_factor": self.source.inference.factor,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -259,6 +280,7 @@ class Learner:
         self.parts.model.load_state_dict(state["model"])
         self.updater.load_state_dict(state["updater"])
         self.source.load_state_dict(state["source"])
+        self.source.inference.scale(state.get("mismatch_factor", 1.0))
 
 
 def _newest(batch: RolloutBatch) -> int:

@@ -10,14 +10,29 @@ from torch import Tensor
 
 
 class TokenLogps(NamedTuple):
-    """Log-prob of every completion token and entropy of its distribution (nats, float32, B × T, 0 off the mask)."""
+    """Log-prob of every completion token and what its distribution looks like (float32, B × T, 0 off the mask).
+
+    Attributes
+    ----------
+    logp_BT, entropy_BT : nats
+    tail_BT
+        Mass of the tokens below the probability that was asked about; None where none was.
+    """
 
     logp_BT: Tensor
     entropy_BT: Tensor
+    tail_BT: Tensor | None
 
 
 def token_logps(
-    model: torch.nn.Module, tokens_BT: Tensor, position_BT: Tensor, mask_BT: Tensor, *, temperature: float
+    model: torch.nn.Module,
+    tokens_BT: Tensor,
+    position_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    temperature: float,
+    support_BTK: Tensor | None = None,
+    tail_below: float | None = None,
 ) -> TokenLogps:
     """log p(token | prefix) at `temperature` for the tokens of `mask_BT`.
 
@@ -27,6 +42,11 @@ def token_logps(
         Position −1 is padding; padding is attended to by nobody.
     mask_BT : bool (B, T)
         Tokens asked for; the first column can never be one.
+    support_BTK : int32 (B, T, K), or None
+        Ids that a token may have, −1 beyond them; a place with none at all is not restricted. Log-probs are those of
+        the policy restricted to them.
+    tail_below : float or None
+        Also return the mass of the tokens whose probability is below this.
 
     Notes
     -----
@@ -35,19 +55,37 @@ def token_logps(
     weights differ.
     """
     first = int(mask_BT.any(0).float().argmax())
-    keep = tokens_BT.shape[1] - first
-    logits = forward(model, tokens_BT, position_BT, logits_to_keep=keep + 1).logits[:, :-1].float()
+    logits = completion_logits(model, tokens_BT, position_BT, first=first)
+    if support_BTK is not None:
+        logits = logits.masked_fill(~_supported(support_BTK[:, first:], logits.shape[-1]), -torch.inf)
     logp_all = torch.log_softmax(logits / temperature, dim=-1)
     chosen = logp_all.gather(-1, tokens_BT[:, first:, None]).squeeze(-1)
-    with torch.no_grad():
-        entropy = torch.special.entr(logp_all.detach().exp()).sum(-1)
     mask = mask_BT[:, first:]
-    zero = chosen.new_zeros(())
-    pad = (first, 0)
-    return TokenLogps(
-        torch.nn.functional.pad(torch.where(mask, chosen, zero), pad),
-        torch.nn.functional.pad(torch.where(mask, entropy, zero), pad),
-    )
+    zero, pad = chosen.new_zeros(()), (first, 0)
+
+    def placed(value: Tensor) -> Tensor:
+        return torch.nn.functional.pad(torch.where(mask, value, zero), pad)
+
+    with torch.no_grad():
+        probability = logp_all.detach().exp()
+        entropy = torch.special.entr(probability).sum(-1)
+        tail = None if tail_below is None else torch.where(probability < tail_below, probability, 0.0).sum(-1)
+    return TokenLogps(placed(chosen), placed(entropy), None if tail is None else placed(tail))
+
+
+def completion_logits(model: torch.nn.Module, tokens_BT: Tensor, position_BT: Tensor, *, first: int) -> Tensor:
+    """Logits that predict the tokens from column `first` on, float32 (B, T − first, V)."""
+    keep = tokens_BT.shape[1] - first
+    logits: Tensor = forward(model, tokens_BT, position_BT, logits_to_keep=keep + 1).logits[:, :-1].float()
+    return logits
+
+
+def _supported(support_BCK: Tensor, words: int) -> Tensor:
+    """Where a word is in the support (B, C, V); everywhere where the support is empty."""
+    kept = torch.zeros(*support_BCK.shape[:2], words + 1, dtype=torch.bool, device=support_BCK.device)
+    # Padding ids mark a column beyond the vocabulary, which is cut off.
+    kept = kept.scatter(-1, support_BCK.long().remainder(words + 1), True)[..., :words]
+    return kept | ~kept.any(-1, keepdim=True)
 
 
 def forward(model: torch.nn.Module, tokens_BT: Tensor, position_BT: Tensor, **options: Any) -> Any:

@@ -42,11 +42,48 @@ def preflight(cells: Sequence[Cell], *, runs_here: bool = True) -> None:
     models = {json.dumps([c.model.checkpoint, c.model.gguf_file]): c.model for c in cells if c.model.is_hub_id}
     for model in models.values():
         _check_hub(model)
+    for cell in {json.dumps([cell.model.as_dict(), *routed(cell)], sort_keys=True): cell for cell in cells}.values():
+        for field, value in routed(cell):
+            _check_routed(cell.model, field, value)
     for cell in {_pair(cell): cell for cell in cells}.values():
         if cell.model.config is not None:
             _check_built(cell.model, cell.task, cell.seed)
         else:
             _check_loaded(cell.model, cell.task, cell.seed)
+
+
+def routed(cell: Cell) -> list[tuple[str, object]]:
+    """Fields of a cell that need routers, with their values."""
+    needed: list[tuple[str, object]] = []
+    if cell.replay.acts:
+        needed.append(("replay", cell.replay.choice()))
+    if cell.model.deterministic_topk:
+        needed.append(("model.deterministic_topk", True))
+    experts = [entry.choice() for entry in cell.mismatch if entry.needs_experts]
+    return needed + ([("mismatch", experts)] if experts else [])
+
+
+def _check_routed(model: Model, field: str, value: object) -> None:
+    """What acts on routers needs a model whose routers are understood; put up without memory for its weights."""
+    legal = "without replay, entries on routers and a deterministic top-k for a model whose routers cannot be replayed"
+    way_out = "See docs/routing.md for the families; model=tiny_moe is the smallest with experts."
+    if model.config is not None and is_plain(model.config):
+        raise OptionError(field, value, legal, f"A Llama has no routers. {way_out}")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from stalefront.routing import RoutingError, find_routers
+
+    with refusing("model.checkpoint", model.checkpoint, "a causal language model with its configuration"):
+        # A checkpoint's configuration is complete without a tokenizer, which takes long to read.
+        no_tokenizer: Any = None
+        config = model.hf_config(no_tokenizer if model.config is None else model.tokenizer())
+        with torch.device("meta"):
+            built = AutoModelForCausalLM.from_config(config)
+    try:
+        find_routers(built)
+    except RoutingError as error:
+        raise OptionError(field, value, legal, f"{error} {way_out}") from error
 
 
 def _pair(cell: Cell) -> str:

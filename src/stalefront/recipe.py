@@ -64,7 +64,7 @@ class Recipe:
 
     def parts(self) -> Parts:
         """Live choices; raises `OptionError` about values that cannot work."""
-        for group in LISTS:
+        for group in set(LISTS) & set(DECIDES):
             refuse_repeats(group, [entry["choice"] for entry in getattr(self, group)])
         return Parts(
             loss=make_choice("loss", self.loss),

@@ -25,10 +25,14 @@ def _pair(pair: str, what: str) -> list[Column]:
         Column(f"{pair}_ratio_max", "", f"largest {what}"),
         Column(f"{pair}_logratio_mean", "nats", f"mean log {what}"),
         Column(f"{pair}_logratio_abs_mean", "nats", f"mean |log {what}|"),
+        Column(f"{pair}_logratio_sd_nats", "nats", f"standard deviation of log {what}"),
         Column(f"{pair}_logratio_q05", "nats", f"5 % quantile of log {what}"),
         Column(f"{pair}_logratio_q50", "nats", f"median of log {what}"),
         Column(f"{pair}_logratio_q95", "nats", f"95 % quantile of log {what}"),
+        Column(f"{pair}_k1_nats", "nats/token", f"mean of −log {what}"),
+        Column(f"{pair}_k2_nats", "nats/token", f"mean of (log {what})²/2"),
         Column(f"{pair}_k3_nats", "nats/token", f"mean of r − 1 − log r, r = {what}"),
+        Column(f"{pair}_chi2", "", f"mean of (r − 1)², r = {what}"),
     ]
 
 
@@ -68,12 +72,37 @@ COLUMNS: tuple[Column, ...] = (
     *_pair("old_mu", "old/μ"),
     Column("ess_token_frac", "share", "(Σw)²/(n Σw²), w = θ/μ of tokens"),
     Column("ess_seq_frac", "share", "the same with w = product over a sequence"),
+    Column("old_mu_ess_token_frac", "share", "(Σw)²/(n Σw²), w = old/μ of tokens"),
+    Column("old_mu_ess_seq_frac", "share", "the same with w = product over a sequence"),
+    Column("mismatch_ratio_mean", "", "mean of r = recomputed/μ, the sampling weights by the trainer's forward over μ"),
+    Column("mismatch_logratio_abs_mean", "nats", "mean |log recomputed/μ|"),
+    Column("mismatch_logratio_sd_nats", "nats", "standard deviation of log recomputed/μ"),
+    Column("mismatch_k1_nats", "nats/token", "mean of −log recomputed/μ"),
+    Column("mismatch_k3_nats", "nats/token", "mean of r − 1 − log r, r = recomputed/μ"),
+    Column("mismatch_chi2", "", "mean of (r − 1)², r = recomputed/μ"),
+    Column("logratio_var_nats2", "nats²", "Var(log θ/μ) over valid tokens"),
+    Column("mismatch_var_share", "", "(Var(a) + Cov(a, b))/Var(log θ/μ), a = log recomputed/μ, b = log θ/recomputed"),
+    Column("lag_var_share", "", "(Var(b) + Cov(a, b))/Var(log θ/μ)"),
+    Column("decomposition_error_nats", "nats", "max |log θ/μ − (a + b)|"),
+    Column("surprisal_gap_nats", "nats/token", "mean of −log old − entropy; 0 in expectation if old is sampled from"),
+    Column("surprisal_gap_se_nats", "nats/token", "its standard error"),
+    Column("tail_expected_frac", "share", "mean mass of the tokens with probability < 0.01 under old"),
+    Column("tail_observed_frac", "share", "sampled tokens with probability < 0.01 under old"),
+    Column("kv_stale_frac", "share", "tokens drawn with key-value states of an older version"),
+    Column("misaligned_frac", "share", "sampled tokens that lost their log-prob when the text was encoded again"),
+    Column("expert_flip_frac", "share", "(layer, token) choices of experts: sampler and trainer, same weights, differ"),
+    Column("expert_flip_token_frac", "share", "tokens with at least one such layer"),
+    Column("route_fallback_frac", "share", "(layer, token) choices that the sampler did not hand over, of fed tokens"),
     Column("clip_low_frac", "share", "tokens where the lower clip is active"),
     Column("clip_high_frac", "share", "tokens where the upper clip is active"),
     Column("weight_mean", "", "mean correction weight over valid tokens"),
     Column("weight_min", "", "smallest correction weight"),
     Column("weight_ess_frac", "share", "(Σw)²/(n Σw²), w = correction weight, 0 for rejected tokens"),
     Column("mask_frac", "share", "tokens that a correction rejected"),
+    Column("route_drift_frac", "share", "(layer, token) choices of θ that differ from what is replayed, or from old's"),
+    Column("replay_gap_k3_nats", "nats/token", "mean of r − 1 − log r, r = θ by its own routes / θ by those replayed"),
+    Column("mismatch_factor", "", "what mismatch.target_kl multiplied all strengths by; on the row of π₀"),
+    Column("mismatch_kl_nats", "nats/token", "KL that was measured with it; on the row of π₀"),
     Column("grad_norm_raw", "", "gradient norm before clipping"),
     Column("grad_norm_applied", "", "gradient norm after clipping"),
     Column("clip_factor", "", "factor the gradient was multiplied by"),
@@ -98,9 +127,10 @@ COLUMNS: tuple[Column, ...] = (
     Column("wall_val_s", "s", "validation", wall_clock=True),
 )
 NAMES = tuple(column.name for column in COLUMNS)
-# Columns that exist once for every choice a cell lists, after those above; `*` stands for the choice.
+# Columns that exist once for every choice a cell lists, or for every layer; `*` stands for it.
 FAMILIES: tuple[Column, ...] = (
     Column("removed_*_frac", "share", "tokens that no longer counted after this correction, and did before it"),
+    Column("expert_flip_layer_*_frac", "share", "expert_flip_frac of one layer with experts, from 0"),
 )
 WALL_CLOCK = frozenset(column.name for column in COLUMNS if column.wall_clock)
 

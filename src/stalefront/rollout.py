@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from torch.nn.functional import pad as padded
 
+from stalefront.decoding import Prompts
+from stalefront.inference import Inference, Place
 from stalefront.keys import uniforms_BT
-from stalefront.policy import cache_argument
+from stalefront.support import pack_support
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
-class Prompts(NamedTuple):
-    """Left-padded prompts: token ids and positions (int64, P × L; position −1 is padding)."""
-
-    tokens_PL: Tensor
-    position_PL: Tensor
+    from stalefront.inference import Engines
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,12 @@ class Samples:
         Cut at the length limit.
     completion_ids, texts : lists of B
         Token ids of each completion without the end token, and its text.
+    routes_LBTK : int16, or None
+        Experts chosen for every token that was fed, −1 elsewhere.
+    support_BTK : int32, or None
+        Ids a truncated sampler kept, where the trainer is told, −1 beyond them.
+    misaligned_B : int64, or None
+        Sampled tokens whose log-prob was lost when the text was encoded again.
     """
 
     tokens_BT: Tensor
@@ -48,18 +52,26 @@ class Samples:
     truncated_B: Tensor
     completion_ids: list[list[int]]
     texts: list[str]
+    routes_LBTK: Tensor | None = None
+    support_BTK: Tensor | None = None
+    misaligned_B: Tensor | None = None
 
-    def widened(self, width: int, pad: int) -> Samples:
-        """The same sequences with padding after them, `width` columns in all: as if longer ones were among them."""
+    def widened(self, width: int, pad: int, support: int = 0) -> Samples:
+        """The same sequences with padding after them, `width` columns in all: as if longer ones were among them.
+
+        Lists of kept ids are filled up to `support`, as if a longer one were among them.
+        """
         more = width - self.tokens_BT.shape[1]
-        right = functools.partial(torch.nn.functional.pad, pad=(0, more))
         counted = torch.arange(1, more + 1, device=self.position_BT.device)
+        routes, kept = self.routes_LBTK, self.support_BTK
         return replace(
             self,
-            tokens_BT=right(self.tokens_BT, value=pad),
+            tokens_BT=padded(self.tokens_BT, (0, more), value=pad),
             position_BT=torch.cat([self.position_BT, self.position_BT[:, -1:] + counted], 1),
-            mask_BT=right(self.mask_BT),
-            logp_behav_BT=right(self.logp_behav_BT),
+            mask_BT=padded(self.mask_BT, (0, more)),
+            logp_behav_BT=padded(self.logp_behav_BT, (0, more)),
+            routes_LBTK=None if routes is None else padded(routes, (0, 0, 0, more), value=-1),
+            support_BTK=None if kept is None else padded(kept, (0, max(support - kept.shape[2], 0), 0, more), value=-1),
         )
 
 
@@ -94,7 +106,7 @@ class Sampler:
     @torch.no_grad()
     def sample(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | Engines,
         prompts: Prompts,
         *,
         num_generations: int,
@@ -102,43 +114,54 @@ class Sampler:
         purpose: str,
         batch: int,
         first_row: int = 0,
+        inference: Inference | None = None,
+        watch: Callable[[Tensor], None] | None = None,
     ) -> Samples:
         """Draw `num_generations` completions of each prompt, next to one another.
 
         Row b of the result uses the uniform numbers keyed by (`seed`, `purpose`, `batch`, `first_row` + b), so that
-        it doesn't depend on what else is in the batch, nor on how a batch is cut into pieces.
+        it doesn't depend on what else is in the batch, nor on how a batch is cut into pieces. `inference` says how; by
+        default as the trainer would. `watch` is shown the log-probs (B, V) that every column is drawn from.
         """
-        rows = prompts.tokens_PL.shape[0] * num_generations
-        uniform = uniforms_BT(seed, purpose, batch, rows, self.max_completion_length, first_row)
+        inference = inference or Inference(self.temperature)
+        engines = model if isinstance(model, tuple) else inference.load(model)
+        rows, length = prompts.tokens_PL.shape[0] * num_generations, self.max_completion_length
+        uniform = uniforms_BT(seed, purpose, batch, rows, length, first_row)
         uniform_BT = torch.from_numpy(uniform).to(prompts.tokens_PL.device)
-        steps = _Decoding(model, prompts, num_generations, self.temperature)
+        rollout = inference.start(engines, prompts, num_generations, length, Place(seed, purpose, batch, first_row))
         ends = torch.tensor(self.end_ids + self.stop_ids, device=uniform_BT.device)
         done_B = torch.zeros(rows, dtype=torch.bool, device=uniform_BT.device)
-        tokens, logps, masks = [], [], []
-        for column in range(self.max_completion_length):
-            token_B, logp_B = steps.draw(uniform_BT[:, column])
-            masks.append(~done_B)
-            tokens.append(token_B.where(~done_B, self.tokenizer.pad_token_id))
-            logps.append(logp_B.where(~done_B, 0.0))
+        columns: list[Column] = []
+        while True:
+            drawn = rollout.draw()
+            if watch is not None:
+                watch(drawn.logp_BV)
+            token_B = inverse(drawn.logp_BV, uniform_BT[:, len(columns)])
+            columns.append(
+                Column(
+                    token_B.where(~done_B, self.tokenizer.pad_token_id),
+                    rollout.log(drawn, token_B).where(~done_B, 0.0),
+                    ~done_B,
+                    None if drawn.keep_BV is None else pack_support(drawn.keep_BV).where(~done_B[:, None], -1),
+                )
+            )
             done_B = done_B | torch.isin(token_B, ends)
-            if bool(done_B.all()):
+            if bool(done_B.all()) or len(columns) == length:
                 break
-            if column + 1 < self.max_completion_length:
-                steps.advance(tokens[-1])
-        return self._collect(prompts, num_generations, tokens, logps, masks, ~done_B)
+            rollout.advance(columns[-1].token_B)
+        return self._collect(prompts, num_generations, columns, ~done_B, rollout.decoding.routes_LBTK())
 
     def _collect(
         self,
         prompts: Prompts,
         num_generations: int,
-        tokens: list[Tensor],
-        logps: list[Tensor],
-        masks: list[Tensor],
+        columns: list[Column],
         truncated_B: Tensor,
+        routes_LBTK: Tensor | None,
     ) -> Samples:
         prompt_BL = prompts.tokens_PL.repeat_interleave(num_generations, 0)
         place_BL = prompts.position_PL.repeat_interleave(num_generations, 0)
-        answer_BC, mask_BC = torch.stack(tokens, 1), torch.stack(masks, 1)
+        answer_BC, mask_BC = (torch.stack([getattr(c, name) for c in columns], 1) for name in ("token_B", "mask_B"))
         start_B1 = place_BL[:, -1:] + 1
         # Padding after the end keeps counting: causal attention never lets a real token see it.
         place_BC = start_B1 + torch.arange(answer_BC.shape[1], device=answer_BC.device)
@@ -146,14 +169,18 @@ class Sampler:
             [t for t in row[keep].tolist() if t not in self.end_ids]
             for row, keep in zip(answer_BC.cpu(), mask_BC.cpu(), strict=True)
         ]
+        mask_BT = torch.cat([torch.zeros_like(prompt_BL, dtype=torch.bool), mask_BC], 1)
+        logp_BC = torch.stack([column.logp_B for column in columns], 1)
         return Samples(
             tokens_BT=torch.cat([prompt_BL, answer_BC], 1),
             position_BT=torch.cat([place_BL, place_BC], 1),
-            mask_BT=torch.cat([torch.zeros_like(prompt_BL, dtype=torch.bool), mask_BC], 1),
-            logp_behav_BT=torch.cat([torch.zeros_like(prompt_BL, dtype=torch.float32), torch.stack(logps, 1)], 1),
+            mask_BT=mask_BT,
+            logp_behav_BT=torch.cat([torch.zeros_like(prompt_BL, dtype=torch.float32), logp_BC], 1),
             truncated_B=truncated_B,
             completion_ids=ids,
             texts=[self._text(row) for row in ids],
+            routes_LBTK=None if routes_LBTK is None else _placed_routes(routes_LBTK, mask_BT, prompt_BL.shape[1]),
+            support_BTK=_placed_support([column.kept_BK for column in columns], prompt_BL.shape[1]),
         )
 
     def _text(self, ids: list[int]) -> str:
@@ -162,48 +189,37 @@ class Sampler:
         return text if self.stop is None else text.split(self.stop)[0]
 
 
-class _Decoding:
-    """State of one batched decode: the cache and the logits of the next token."""
+class Column(NamedTuple):
+    """One column of completions: tokens, what was written down of them, which rows were still going, ids kept."""
 
-    def __init__(self, model: PreTrainedModel, prompts: Prompts, num_generations: int, temperature: float) -> None:
-        self.model, self.temperature = model, temperature
-        self.cache_name = cache_argument(model)
-        self.cache = DynamicCache(config=model.config)
-        padded = prompts.position_PL < 0
-        self.attention = (~padded).long() if bool(padded.any()) else None
-        logits = self._step(prompts.tokens_PL, prompts.position_PL.clamp(min=0))
-        # The prompt is run once and its cache copied to the samples of its group.
-        self.cache.batch_repeat_interleave(num_generations)
-        self.logits = logits.repeat_interleave(num_generations, 0)
-        self.next_position = prompts.position_PL[:, -1].repeat_interleave(num_generations, 0) + 1
-        if self.attention is not None:
-            self.attention = self.attention.repeat_interleave(num_generations, 0)
+    token_B: Tensor
+    logp_B: Tensor
+    mask_B: Tensor
+    kept_BK: Tensor | None
 
-    def draw(self, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Token by inverse distribution function (in float64) and its log-prob."""
-        logp_BV = torch.log_softmax(self.logits / self.temperature, dim=-1)
-        cumulative = logp_BV.double().exp().cumsum(-1)
-        # A NaN row (weights gone) finds no place and takes the last token; its log-prob is NaN and stays so.
-        token_B = torch.searchsorted(cumulative, (uniform_B * cumulative[:, -1])[:, None], right=True).squeeze(-1)
-        token_B = token_B.clamp(max=logp_BV.shape[-1] - 1)
-        return token_B, logp_BV.gather(-1, token_B[:, None]).squeeze(-1)
 
-    def advance(self, token_B: Tensor) -> None:
-        """Feed the drawn tokens."""
-        if self.attention is not None:
-            self.attention = torch.cat([self.attention, self.attention.new_ones(len(token_B), 1)], 1)
-        self.logits = self._step(token_B[:, None], self.next_position[:, None])
-        self.next_position = self.next_position + 1
+def inverse(logp_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """Token by inverse distribution function, in float64."""
+    cumulative = logp_BV.double().exp().cumsum(-1)
+    # A NaN row (weights gone) finds no place and takes the last token; its log-prob is NaN and stays so.
+    token_B = torch.searchsorted(cumulative, (uniform_B * cumulative[:, -1])[:, None], right=True).squeeze(-1)
+    return token_B.clamp(max=logp_BV.shape[-1] - 1)
 
-    def _step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        cache: dict[str, Any] = {self.cache_name: self.cache}
-        out = self.model(
-            input_ids=tokens,
-            attention_mask=self.attention,
-            position_ids=position,
-            use_cache=True,
-            logits_to_keep=1,
-            **cache,
-        )
-        logits: Tensor = out.logits[:, -1].float()
-        return logits
+
+def _placed_routes(routes_LBTK: Tensor, mask_BT: Tensor, prompt: int) -> Tensor:
+    """Routes at the width of the batch; −1 for what was never fed, and for padding that was."""
+    missing = mask_BT.shape[1] - routes_LBTK.shape[2]
+    whole = padded(routes_LBTK, (0, 0, 0, missing), value=-1)
+    off_BT = ~mask_BT
+    off_BT[:, :prompt] = False
+    return whole.masked_fill(off_BT[None, :, :, None], -1)
+
+
+def _placed_support(kept: list[Tensor | None], prompt: int) -> Tensor | None:
+    """Kept ids of every column, as many places for all as the longest list needs; none for the prompt."""
+    lists = [column for column in kept if column is not None]
+    if not lists:
+        return None
+    width = max(column.shape[1] for column in lists)
+    filled = torch.stack([padded(column, (0, width - column.shape[1]), value=-1) for column in lists], 1)
+    return padded(filled, (0, 0, prompt, 0), value=-1)

@@ -12,9 +12,15 @@ import torch
 from torch import Tensor
 
 from stalefront.batch import RolloutBatch
-from stalefront.model import clean_copy
+from stalefront.inference import Place
+from stalefront.mismatch import Logging
+from stalefront.mismatch.parity import Parity
+from stalefront.mismatch.stale_kv import StaleKV
 from stalefront.policy import token_logps
-from stalefront.rollout import Prompts
+from stalefront.routing import token_hash_B
+from stalefront.setup import kept_versions, make_inference, trainer_copy
+from stalefront.stats import TAIL
+from stalefront.trainer_routers import TrainerRouters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,15 +30,19 @@ if TYPE_CHECKING:
     from stalefront.rollout import Samples
 
 TRAIN = "rollout"
+# Columns of samples whose first dimension is rows.
+GATHERED = (
+    *("tokens_BT", "position_BT", "mask_BT", "logp_behav_BT", "truncated_B"),
+    *("support_BTK", "misaligned_B"),
+)
 
 
 class VersionStore:
     """The last `keep` versions of the weights, as clones, and one clean module to run them in."""
 
-    def __init__(self, model: PreTrainedModel, keep: int) -> None:
-        self.live, self.keep = model, keep
+    def __init__(self, model: PreTrainedModel, keep: int, module: PreTrainedModel | None) -> None:
+        self.live, self.keep, self.module = model, keep, module
         self.states: dict[int, dict[str, Tensor]] = {}
-        self.module = clean_copy(model) if keep else None
 
     def publish(self, version: int) -> None:
         """Remember the live weights as `version`; forget those no delay can ask for any more."""
@@ -41,6 +51,11 @@ class VersionStore:
         for old in [v for v in self.states if v < version - self.keep]:
             del self.states[old]
         self.states[version] = _clones(self.live.state_dict())
+
+    def pushed_before(self, version: int, pushes: int) -> int | None:
+        """Version that was pushed `pushes` weight pushes before `version`, or the oldest one; None where none was."""
+        older = sorted((v for v in self.states if v < version), reverse=True)[:pushes]
+        return older[-1] if older else None
 
     def at(self, version: int, version_now: int) -> PreTrainedModel:
         """Model holding the weights of `version`."""
@@ -70,7 +85,10 @@ class BatchSource:
     def __init__(self, cell: Cell, parts: Parts, clock: Callable[[str], AbstractContextManager[None]]) -> None:
         """`clock(name)` times what runs inside it: `rollout` and `score`."""
         self.cell, self.parts, self.clock = cell, parts, clock
-        self.store = VersionStore(parts.model, cell.delay.kept_versions)
+        keep = kept_versions(cell)
+        self.store = VersionStore(parts.model, keep, trainer_copy(parts.model, cell.model) if keep else None)
+        self.inference = make_inference(cell, parts)
+        self.routers = TrainerRouters(parts.routed)
         self.total = -(-cell.steps // cell.delay.steps_per_batch)
         self.produced = 0
         self.queue: deque[RolloutBatch] = deque()
@@ -84,53 +102,76 @@ class BatchSource:
         while self.produced < due:
             self.produced += 1
             self.queue.append(self._produce(self.produced, version_now))
-        return self.queue.popleft().check(version_now)
+        return self.queue.popleft().check(version_now, noisy_log=bool(self.inference.of(Logging)))
 
     def _produce(self, index: int, version_now: int) -> RolloutBatch:
         delay = self.cell.delay
         version = delay.behaviour_version(version_now) if delay.kept_versions else version_now
-        model = self.store.at(version, version_now)
         with self.clock("rollout"):
-            batch = self.sample(model, index, version, version_now)
+            # Before the model is loaded: the store has one module for all its versions.
+            before = self._before(version, version_now)
+            model = self.store.at(version, version_now)
+            batch = self.sample(model, index, version, version_now, before=before)
         with self.clock("score"):
             return self._with_logps(model, batch)
 
+    def _before(self, version: int, version_now: int) -> PreTrainedModel | None:
+        """Module with the older weights that a stale cache was filled by; None where there is none."""
+        pushes = max((entry.pushes for entry in self.inference.of(StaleKV)), default=0)
+        older = self.store.pushed_before(version, pushes) if pushes else None
+        return None if older is None else self.inference.load_before(self.store.at(older, version_now))
+
     def sample(
-        self, model: PreTrainedModel, index: int, version: int, trainer_version: int | None = None
+        self,
+        model: PreTrainedModel,
+        index: int,
+        version: int,
+        trainer_version: int | None = None,
+        *,
+        before: PreTrainedModel | None = None,
     ) -> RolloutBatch:
         """Rollout batch `index` with its rewards, sampled by `model`, whose weights are `version`.
 
-        `trainer_version` is the trainer's meanwhile, by default the same. Log-probs under `old` and the reference
-        are not known yet and 0.
+        `trainer_version` is the trainer's meanwhile, by default the same. `before` filled the cache of the prompts.
+        Log-probs under `old` and the reference are not known yet and 0.
         """
         task, parts = self.cell.task, self.parts
         rows = task.train_rows(self.cell.seed, index)
         prompts = parts.sampler.pad(task.encode(rows, parts.tokenizer), parts.device)
         mine = parts.ranks.span(len(rows))
+        place = Place(self.cell.seed, TRAIN, index, mine.start * task.num_generations)
         samples = parts.sampler.sample(
-            model,
-            Prompts(prompts.tokens_PL[mine], prompts.position_PL[mine]),
+            self.inference.load(model, before),
+            prompts.rows(mine),
             num_generations=task.num_generations,
-            seed=self.cell.seed,
-            purpose=TRAIN,
-            batch=index,
-            first_row=mine.start * task.num_generations,
+            **place._asdict(),
+            inference=self.inference,
         )
         columns = [row for row in rows[mine] for _ in range(task.num_generations)]
         reward = task.score(columns, samples.texts, samples.completion_ids)
-        whole, reward_B = self._of_all_ranks(samples, reward)
-        return self._batch(whole, reward_B, index, version, version if trainer_version is None else trainer_version)
+        samples = self.inference.handed_over(samples, place, parts.sampler)
+        # On the path of parity every token was drawn in the shapes of the full width.
+        full = task.max_completion_length if self.inference.of(Parity) else 0
+        whole, reward_B = self._of_all_ranks(samples, reward, prompts.tokens_PL.shape[1] + full)
+        batch = self._batch(whole, reward_B, index, version, version if trainer_version is None else trainer_version)
+        return batch if before is None else replace(batch, kv_stale_BT=batch.mask_BT)
 
-    def _of_all_ranks(self, samples: Samples, reward: list[float]) -> tuple[Samples, Tensor]:
-        """Sequences and rewards of every rank in the order of rows, as wide as the longest; texts stay this rank's."""
+    def _of_all_ranks(self, samples: Samples, reward: list[float], width: int) -> tuple[Samples, Tensor]:
+        """Sequences and rewards of every rank in the order of rows, at least `width` wide; texts stay this rank's."""
         ranks = self.parts.ranks
-        width = int(max(ranks.numbers(samples.tokens_BT.shape[1])))
-        wide = samples.widened(width, self.parts.sampler.tokenizer.pad_token_id)
-        names = ("tokens_BT", "position_BT", "mask_BT", "logp_behav_BT", "truncated_B")
+        kept = 0 if samples.support_BTK is None else samples.support_BTK.shape[2]
+        widths, supports = ranks.numbers(max(width, samples.tokens_BT.shape[1])), ranks.numbers(kept)
+        wide = samples.widened(int(max(widths)), self.parts.sampler.tokenizer.pad_token_id, int(max(supports)))
+        # Rows first: ranks put theirs below one another.
+        columns = {name: value for name in GATHERED if (value := getattr(wide, name)) is not None}
+        if wide.routes_LBTK is not None:
+            columns["routes_LBTK"] = wide.routes_LBTK.transpose(0, 1)
         reward_B = torch.tensor(reward, dtype=torch.float64, device=wide.mask_BT.device)
-        *gathered, reward_B = ranks.gather([*(getattr(wide, name) for name in names), reward_B])
-        columns: dict[str, Any] = dict(zip(names, gathered, strict=True))
-        return replace(wide, **columns), reward_B
+        *gathered, reward_B = ranks.gather([*columns.values(), reward_B])
+        found: dict[str, Any] = dict(zip(columns, gathered, strict=True))
+        if "routes_LBTK" in found:
+            found["routes_LBTK"] = found["routes_LBTK"].transpose(0, 1).contiguous()
+        return replace(wide, **found), reward_B
 
     def _batch(
         self, samples: Samples, reward_B: Tensor, index: int, version: int, trainer_version: int
@@ -139,7 +180,7 @@ class BatchSource:
         zero = torch.zeros_like(samples.logp_behav_BT)
         # Sampled in one go: the trainer's version is the same when a sequence is scheduled, started and finished.
         trainer_B = torch.full((size,), trainer_version, device=mask.device)
-        return RolloutBatch(
+        batch = RolloutBatch(
             tokens_BT=samples.tokens_BT,
             position_BT=samples.position_BT,
             mask_BT=mask,
@@ -154,9 +195,13 @@ class BatchSource:
             scheduled_version_B=trainer_B,
             started_version_B=trainer_B,
             finished_version_B=trainer_B,
-            routes_LBTK=None,
+            routes_LBTK=samples.routes_LBTK,
             index=index,
+            support_BTK=samples.support_BTK,
+            misaligned_B=samples.misaligned_B,
         )
+        routed = samples.routes_LBTK is not None
+        return replace(batch, route_hash_B=token_hash_B(batch.tokens_BT, batch.real_BT)) if routed else batch
 
     @torch.no_grad()
     def _with_logps(self, model: PreTrainedModel, batch: RolloutBatch) -> RolloutBatch:
@@ -165,20 +210,32 @@ class BatchSource:
         In the very slices that the learner will use: a forward's last bits depend on its shape, and on-policy
         log θ/old must be exactly 0.
         """
-        old, ref = torch.zeros_like(batch.logp_old_BT), torch.zeros_like(batch.logp_ref_BT)
-        entropy = torch.zeros_like(old) if needs(self.cell, "entropy_behav_BT") else None
+        found: dict[str, Tensor] = {
+            name: torch.zeros_like(batch.logp_old_BT)
+            for name in ("logp_old_BT", "logp_ref_BT", "entropy_behav_BT", "tail_mass_BT")
+        }
+        own = None if batch.routes_LBTK is None else torch.zeros_like(batch.routes_LBTK, dtype=torch.int32)
+        options = {"temperature": self.cell.task.temperature, "tail_below": TAIL}
         for rows in (self.parts.ranks.share(rows) for part in self.parts.minibatch_rows for rows in part):
             piece = batch.rows(rows)
             inputs = (piece.tokens_BT, piece.position_BT, piece.mask_BT)
-            temperature = self.cell.task.temperature
-            found = token_logps(model, *inputs, temperature=temperature)
-            old[rows] = found.logp_BT
-            if entropy is not None:
-                entropy[rows] = found.entropy_BT
-            ref[rows] = token_logps(self.parts.reference, *inputs, temperature=temperature).logp_BT
+            with self.routers.around(model, piece, self.cell.replay.in_old(piece)) as seen:
+                old = token_logps(model, *inputs, support_BTK=piece.support_BTK, **options)
+            found["logp_old_BT"][rows], found["entropy_behav_BT"][rows] = old.logp_BT, old.entropy_BT
+            assert old.tail_BT is not None
+            found["tail_mass_BT"][rows] = old.tail_BT
+            if own is not None:
+                own[:, rows] = seen.own_LBTK.int()
+            # The reference is another policy: it routes as it likes.
+            reference = token_logps(self.parts.reference, *inputs, support_BTK=piece.support_BTK, **options)
+            found["logp_ref_BT"][rows] = reference.logp_BT
         # Every row was scored by one rank and is 0 on the others.
-        self.parts.ranks.sum_([old, ref] if entropy is None else [old, ref, entropy])
-        return replace(batch, logp_old_BT=old, logp_ref_BT=ref, entropy_behav_BT=entropy)
+        self.parts.ranks.sum_([*found.values(), *([] if own is None else [own])])
+        routes: dict[str, Any] = {} if own is None else {"own_routes_LBTK": self._known(own, batch)}
+        return replace(batch, **found, **routes)
+
+    def _known(self, own_LBTK: Tensor, batch: RolloutBatch) -> Tensor:
+        return own_LBTK.to(torch.int16).masked_fill(~batch.real_BT[None, :, :, None], -1)
 
     def state_dict(self) -> dict[str, Any]:
         """Waiting batches, kept versions and the count."""
@@ -193,12 +250,6 @@ class BatchSource:
         self.produced = state["produced"]
         self.queue = deque(unpack(batch) for batch in state["queue"])
         self.store.states = state["versions"]
-
-
-def needs(cell: Cell, field: str) -> bool:
-    """Whether some rule of the cell needs the optional `field` of the loss inputs."""
-    declared = [cell.loss.needs, cell.proximal.needs, *(correction.needs for correction in cell.correction)]
-    return any(field in names for names in declared)
 
 
 def pack(batch: RolloutBatch) -> dict[str, Any]:

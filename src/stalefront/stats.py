@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from stalefront.ranks import Ranks
 
 QUANTILES = (0.05, 0.5, 0.95)
+# Probability below which a token belongs to the tail. Assumed: what samplers cut lies mostly below it.
+TAIL = 0.01
+# Statistics of old/μ that are kept for the trainer's forward of the sampling weights, whatever stands as old.
+MISMATCH = ("ratio_mean", "logratio_abs_mean", "logratio_sd_nats", "k1_nats", "k3_nats", "chi2")
+DECOMPOSITION = ("logratio_var_nats2", "mismatch_var_share", "lag_var_share", "decomposition_error_nats")
 
 
 class Seen(NamedTuple):
@@ -73,6 +78,7 @@ def step_columns(seen: Sequence[Seen]) -> dict[str, Any]:
         "loss": float(sum(piece.value.loss for piece in seen)),
         "entropy_nats": float(entropy.mean()),
         **ratio_columns(inputs),
+        **decomposition_columns(inputs),
         **({} if reference is None else kl_reference_columns(inputs.logp_theta_BT, reference, mask)),
         "clip_low_frac": share(torch.cat([piece.value.clip_low_BT for piece in seen]), mask),
         "clip_high_frac": share(torch.cat([piece.value.clip_high_BT for piece in seen]), mask),
@@ -104,22 +110,55 @@ def _joined_weights(parts: Sequence[Weights]) -> Weights:
 
 
 def ratio_columns(inputs: LossInputs) -> dict[str, Any]:
-    """Mean, maximum and log-quantiles of θ/μ, θ/old and old/μ, and the ESS of θ/μ."""
+    """Statistics of θ/μ, θ/old and old/μ (see `log_ratio_stats`), and the ESS of θ/μ and of old/μ."""
     columns: dict[str, Any] = {}
     for anchor in ("theta/mu", "theta/old", "old/mu"):
         log_ratio = inputs.anchored_BT(anchor)[inputs.mask_BT].double()
         columns |= {f"{anchor.replace('/', '_')}_{k}": v for k, v in log_ratio_stats(log_ratio).items()}
-    staleness = inputs.anchored_BT("theta/mu").double()
-    columns["ess_token_frac"] = ess_frac(staleness[inputs.mask_BT])
-    columns["ess_seq_frac"] = ess_frac((staleness * inputs.mask_BT).sum(-1))
+    for anchor, prefix in (("theta/mu", ""), ("old/mu", "old_mu_")):
+        log_ratio_BT = inputs.anchored_BT(anchor).double()
+        columns[f"{prefix}ess_token_frac"] = ess_frac(log_ratio_BT[inputs.mask_BT])
+        columns[f"{prefix}ess_seq_frac"] = ess_frac((log_ratio_BT * inputs.mask_BT).sum(-1))
     return columns
 
 
+def decomposition_columns(inputs: LossInputs) -> dict[str, Any]:
+    """What part of log θ/μ is mismatch of the sampler, and what part is lag.
+
+    l = log θ/μ = a + b on a valid token, a = log recomputed/μ (two forwards of the same weights), b = log θ/recomputed
+    (two versions). Then Var(l) = [Var(a) + Cov(a, b)] + [Var(b) + Cov(a, b)]; the two brackets over Var(l) are the
+    shares, which sum to 1 and of which one may be negative; NaN where Var(l) is 0. Variances are divided by n.
+    Recomputed is `old` where `logp_recomputed_BT` is None.
+    """
+    valid, recomputed_BT = inputs.mask_BT, inputs.logp_recomputed_BT
+    recomputed_BT = inputs.logp_old_BT if recomputed_BT is None else recomputed_BT
+    a = (recomputed_BT - inputs.logp_behav_BT)[valid].double()
+    b = (inputs.logp_theta_BT.detach() - recomputed_BT)[valid].double()
+    # As the loss takes it: the difference of two numbers in their own precision.
+    log_ratio = inputs.anchored_BT("theta/mu")[valid].double()
+    mismatch = log_ratio_stats(a)
+    columns = {f"mismatch_{name}": mismatch[name] for name in MISMATCH}
+    if not log_ratio.numel():
+        return columns | dict.fromkeys(DECOMPOSITION, math.nan)
+    variance = log_ratio.var(correction=0)
+    covariance = ((a - a.mean()) * (b - b.mean())).mean()
+    # 0/0 is NaN: where nothing varies nothing has a share.
+    shares = [(part.var(correction=0) + covariance) / variance for part in (a, b)]
+    error = (log_ratio - (a + b)).abs().max()
+    return columns | dict(zip(DECOMPOSITION, map(float, (variance, *shares, error)), strict=True))
+
+
 def log_ratio_stats(log_ratio_N: Tensor) -> dict[str, float]:
-    """Statistics of n log-ratios (nats) and of their exponentials."""
+    """Statistics of n log-ratios l (nats) and of the ratios r = e^l.
+
+    k1 = mean(−l), k2 = mean(l²)/2, k3 = mean(r − 1 − l) (Schulman, "Approximating KL divergence"),
+    chi2 = mean((r − 1)²), sd = √(mean(l²) − mean(l)²). Over samples of μ with r = π/μ the first and the third are
+    KL(μ‖π) in expectation, the second is to third order in l, and chi2 is χ²(π‖μ).
+    """
     if log_ratio_N.numel() == 0:
-        names = ("ratio_mean", "ratio_max", "logratio_mean", "logratio_abs_mean", "k3_nats")
-        return dict.fromkeys((*names, "logratio_q05", "logratio_q50", "logratio_q95"), math.nan)
+        names = ("ratio_mean", "ratio_max", "logratio_mean", "logratio_abs_mean", "logratio_sd_nats")
+        more = ("logratio_q05", "logratio_q50", "logratio_q95", "k1_nats", "k2_nats", "k3_nats", "chi2")
+        return dict.fromkeys((*names, *more), math.nan)
     ratio = log_ratio_N.exp()
     # quantile() is not defined on NaN input for every back end; one NaN makes all of them NaN.
     low, mid, high = torch.quantile(log_ratio_N, torch.tensor(QUANTILES, dtype=torch.float64, device=ratio.device))
@@ -128,10 +167,14 @@ def log_ratio_stats(log_ratio_N: Tensor) -> dict[str, float]:
         "ratio_max": float(ratio.max()),
         "logratio_mean": float(log_ratio_N.mean()),
         "logratio_abs_mean": float(log_ratio_N.abs().mean()),
+        "logratio_sd_nats": float(log_ratio_N.std(correction=0)),
         "logratio_q05": float(low),
         "logratio_q50": float(mid),
         "logratio_q95": float(high),
+        "k1_nats": 0.0 - float(log_ratio_N.mean()),
+        "k2_nats": float(log_ratio_N.square().mean() / 2),
         "k3_nats": float((ratio - 1 - log_ratio_N).mean()),
+        "chi2": float((ratio - 1).square().mean()),
     }
 
 

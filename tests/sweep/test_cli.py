@@ -115,7 +115,7 @@ def test_help_lists_every_command_in_a_line(capsys):
     text = capsys.readouterr().out.replace("import-config\n", "import-config ")
     lines = [line.split() for line in text.splitlines() if line.startswith("    ")]
     found = [words[0] for words in lines if len(words) > 2]
-    assert found == ["status", "logs", "cancel", "retry", "report", "table", "parity", "import-config"]
+    assert found == ["status", "logs", "cancel", "retry", "report", "table", "doctor", "parity", "import-config"]
 
 
 @pytest.mark.parametrize("watch", [[], ["--watch"]])

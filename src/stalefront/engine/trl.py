@@ -53,6 +53,11 @@ class TRL(Engine):
         require(not names, "correction", names, "none")
         names = [controller.choice() for controller in cell.controller]
         require(not names, "controller", names, "none")
+        names = [entry.choice() for entry in cell.mismatch]
+        require(not names, "mismatch", names, "none")
+        require(not cell.replay.acts, "replay", cell.replay.choice(), "none")
+        require(cell.model.fp32_head == "none", "model.fp32_head", cell.model.fp32_head, "none")
+        require(not cell.model.deterministic_topk, "model.deterministic_topk", True, "false")
         require(cell.proximal.choice() == "recompute", "proximal", cell.proximal.choice(), "recompute")
         for field, plain in REDUCTION.items():
             value = cell.reduction.as_dict()[field]

@@ -55,6 +55,9 @@ class Model(Choice):
     Every one of the `ranks` processes of a cell holds the whole model and computes its part of the rows. Sums over rows
     are taken in another order then, so their number is part of the identity.
 
+    `fp32_head` makes the language-model head compute in float32, in the trainer alone or in the sampler as well;
+    parameters keep their type. With `deterministic_topk` experts of equal scores are chosen by the lowest index.
+
     A cell is identified by what a local checkpoint holds, wherever it lies (see `stalefront.digest.model_digest`: of
     files above one megabyte the size and both ends are looked at), and by the name of one on a hub.
     """
@@ -66,6 +69,8 @@ class Model(Choice):
     dtype: Literal["float32", "bfloat16", "float16"]
     warmup: Warmup | None
     ranks: int
+    fp32_head: Literal["none", "trainer", "both"]
+    deterministic_topk: bool
 
     def check(self) -> None:
         """One source of weights, and it is there; at least one rank."""

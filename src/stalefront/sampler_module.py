@@ -1,0 +1,143 @@
+"""A module of the sampler's own: the trainer's weights, rounded, cast, and with another head."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
+
+from stalefront.mismatch import Mismatch, Rounding
+from stalefront.mismatch.lm_head import LMHead
+from stalefront.model import clean_copy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class SamplerModule:
+    """Runs what `injectors` make of a model's weights.
+
+    Attributes
+    ----------
+    injectors
+        Entries that act now; may be set anew, and then takes effect with the next `load`.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, injectors: Sequence[Mismatch], *, dtype: torch.dtype | None, float32_head: bool
+    ) -> None:
+        """`dtype` is the type of the parameters, None for the model's; buffers keep theirs, as when one is loaded."""
+        self.injectors, self.float32_head = injectors, float32_head
+        self.module = clean_copy(model)
+        for parameter in self.module.parameters():
+            parameter.data = parameter.data.to(dtype or parameter.dtype)
+        self.head = self.module.get_output_embeddings()
+        self.matrices = {id(matrix) for matrix in _matrices(self.module, self.head)}
+        self._head_weight: Tensor = self.head.weight
+        self.head.forward = self._head
+        if any(entry.rounds_inputs for entry in self._rounding):
+            self._round_inputs()
+
+    @property
+    def _rounding(self) -> list[Rounding]:
+        return [entry for entry in self.injectors if isinstance(entry, Rounding)]
+
+    @torch.no_grad()
+    def load(self, model: PreTrainedModel) -> PreTrainedModel:
+        """The module with the weights of `model`, every matrix rounded."""
+        for mine, live in zip(self.module.parameters(), model.parameters(), strict=True):
+            mine.copy_(self._rounded(live) if id(mine) in self.matrices else live)
+        for kept, buffer in zip(self.module.buffers(), model.buffers(), strict=True):
+            kept.copy_(buffer)
+        # Apart from its parameter: an embedding tied to it stays as it is.
+        self._head_weight = self._rounded(self.head.weight, head=True)
+        return self.module
+
+    def _rounded(self, weight: Tensor, *, head: bool = False) -> Tensor:
+        for entry in self._rounding:
+            if entry.head or not head:
+                weight = entry.weight(weight)
+        return weight
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        """Logits: float32 where the head is, with whatever entries make of its product."""
+        for entry in self._rounding:
+            if entry.head:
+                hidden = entry.entering(hidden)
+        weight, bias = self._head_weight, self.head.bias
+        product = float32_logits if self.float32_head else linear
+        logits = product(hidden, weight, bias)
+        for entry in self.injectors:
+            if isinstance(entry, LMHead):
+                logits = entry.logits(hidden, weight, bias, logits)
+        return logits
+
+    def _round_inputs(self) -> None:
+        """Let every linear layer and every expert round what enters it."""
+        for module in self.module.modules():
+            if isinstance(module, torch.nn.Linear) and module is not self.head and id(module.weight) in self.matrices:
+                module.forward = functools.partial(self._linear, module)
+            elif any(id(p) in self.matrices for p in module.parameters(recurse=False) if p.dim() == 3):
+                module.forward = functools.partial(_under, _Entering(self), module.forward)
+        # The one implementation of experts whose products go through `linear`.
+        self.module.set_experts_implementation("eager")
+
+    def _linear(self, module: torch.nn.Linear, x: Tensor) -> Tensor:
+        return linear(self.entering(x), module.weight, module.bias)
+
+    def entering(self, x: Tensor) -> Tensor:
+        """What a matrix gets for `x`."""
+        for entry in self._rounding:
+            x = entry.entering(x)
+        return x
+
+
+class _Entering(TorchFunctionMode):
+    """Rounds the input of every `linear` inside."""
+
+    def __init__(self, owner: SamplerModule) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is linear:
+            args = (self.owner.entering(args[0]), *args[1:])
+        return function(*args, **(kwargs or {}))
+
+
+def _under(mode: TorchFunctionMode, forward: Any, *args: Any, **kwargs: Any) -> Any:
+    with mode:
+        return forward(*args, **kwargs)
+
+
+def _matrices(model: PreTrainedModel, head: torch.nn.Module) -> Iterator[Tensor]:
+    """Weights that engines quantise: of linear layers but the head, and of experts; no gates, no embeddings."""
+    from stalefront.routing import RoutingError, find_routers
+
+    try:
+        gates = {id(p) for router in find_routers(model) for p in router.parameters()}
+    except RoutingError:
+        gates = set()
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.conv._ConvNd):
+            continue
+        for parameter in module.parameters(recurse=False):
+            is_matrix = isinstance(module, torch.nn.Linear) and parameter is module.weight and module is not head
+            if (is_matrix or parameter.dim() == 3) and id(parameter) not in gates:
+                yield parameter
+
+
+def float32_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The head's product in float32, whatever the types of its factors; gradients come in theirs."""
+    return linear(hidden.float(), weight.float(), None if bias is None else bias.float())
+
+
+def float32_head(model: PreTrainedModel) -> None:
+    """Make the head of `model` compute in float32; its parameters keep their type, and ties to embeddings hold."""
+    head = model.get_output_embeddings()
+    head.forward = lambda hidden: float32_logits(hidden, head.weight, head.bias)
