@@ -129,9 +129,11 @@ def _level(keys: list[str], own: Json) -> Level:
     """Name and size of a level; a setting that is absent is that of a choice without it."""
     if len(keys) == 1:
         value = own.get(keys[0])
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        size = float(value) if number else 0.0 if value is None else None
-        return Level(NONE if size == 0 else show(size) if number else _text(value), size)
+        if value is None:
+            return Level(NONE, 0.0)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return Level(_text(value))
+        return Level(NONE if value == 0 else show(float(value)), float(value))
     plain = all(own.get(k) in (None, NONE) for k in keys)
     return Level(NONE if plain else _named(keys, own))
 

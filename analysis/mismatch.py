@@ -234,7 +234,9 @@ def routing_rows(sweep_dir: Path, sweep: SweepTable, axes: list[Axis]) -> pd.Dat
         setting, replay = place[cell["arm"]]
         until = cell["first_zero_step_hi"] if cell["first_zero_event"] is True else None
         sums: dict[int, dict[str, float]] = {}
-        for step in read_rows(sweep_dir / "cells" / cell["cell_id"] / "steps.jsonl"):
+        # Of a step that was computed twice the last row counts, as everywhere.
+        by_step = {row["step"]: row for row in read_rows(sweep_dir / "cells" / cell["cell_id"] / "steps.jsonl")}
+        for step in by_step.values():
             lag = step.get("lag_mean_updates")
             if lag is None or lag != lag or (until is not None and step["step"] > until):
                 continue
@@ -275,10 +277,10 @@ def facets(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Rows of every setting, S and learning rate, each with a label that says what varies."""
     several = len(set(rows["lr"])) > 1
     out = []
-    for key, part in rows.groupby(["setting", "S", "lr"], sort=True):
-        setting, s, lr = key  # type: ignore[misc]  # pandas-stubs has one key for many
-        said = [f"S={s}"] + ([f"η={show(float(lr))}"] if several else [])
-        out.append((", ".join([*said, *([setting] if setting else [])]), part))
+    groups: Any = rows.groupby(["setting", "S", "lr"], sort=True)
+    for (setting, s, lr), part in groups:
+        said = [f"S={s}", *([f"η={show(float(lr))}"] if several else []), *([setting] if setting else [])]
+        out.append((", ".join(said), part))
     return out
 
 
@@ -302,18 +304,15 @@ def reads_routing(fit: Fit) -> str:
     if "start_updates" not in c:
         return "; ".join(fit.notes)
     start, ends = c["start_updates"].value, c["start_updates"].interval
-    interval = "" if ends is None else f" {_lags(ends.lo, ends.hi)}, {ends.kind}"
-    grid = f"{show(c['lag_first_updates'].value)} to {show(c['lag_last_updates'].value)}"
     if start is None:
-        return (
-            f"replay does not start to bias within the lags of this grid ({grid} updates{interval and ';' + interval})"
-        )
+        grid = f"{show(c['lag_first_updates'].value)} to {show(c['lag_last_updates'].value)} updates"
+        known = f"; {ends.kind}: from a lag of {show(ends.lo)} on" if ends is not None and ends.lo is not None else ""
+        return f"replay does not start to bias within the lags of this grid ({grid}{known})"
+    interval = ""
+    if ends is not None:
+        lo, hi = ("beyond the grid" if v is None else show(v) for v in (ends.lo, ends.hi))
+        interval = f" [{lo}, {hi}], {ends.kind}"
     return f"replay starts to bias at a lag of {show(start)} updates{interval}"
-
-
-def _lags(lo: float | None, hi: float | None) -> str:
-    """Ends of an interval of lags; an end beyond the grid in words."""
-    return f"[{', '.join('beyond the grid' if v is None else show(v) for v in (lo, hi))}]"
 
 
 def _setting(fit: Fit) -> str:

@@ -68,7 +68,7 @@ def smol_cell(make_cell, **overrides) -> Cell:
         (updater_bytes(1000), 36_000),
         (versions_bytes(SHAPE, 2, 0), 0),
         (versions_bytes(SHAPE, 2, 3), 2 * 1000 * 5),
-        (batches_bytes(4, 10, 1), 3 * 4 * (38 * 10 + 41)),
+        (batches_bytes(4, 10, 1), 3 * 4 * (46 * 10 + 57)),
         (controllers_bytes(1000, ["vcpo", "gac"]), 8000),
         (average_bytes(1000, 4), 4000),
         (average_bytes(1000, 2), 6000),
@@ -93,7 +93,7 @@ def test_a_cell_by_hand(make_cell):
         **{"task.num_prompts": 2, "task.num_generations": 3, "task.max_completion_length": 4},
         **{"optimizer.grad_accum": 2, "model.warmup": None},
     )
-    held = 8000 + 4000 + 8000 + 36_000 + 2 * 6 * (38 * 14 + 41)
+    held = 8000 + 4000 + 8000 + 36_000 + 2 * 6 * (46 * 14 + 57)
     learn = 2 * 3 * 14 * 640 + 24 * 3 * 5 * 20
     sample = 2 * (16 * 14 * 2 * 2 * 4 * 4) + 16 * 14 * 640 + 16 * 20 * 40
     assert training_bytes(cell, SHAPE, LENGTHS) == held + max(learn, sample)
@@ -113,7 +113,7 @@ def test_kept_versions_add_that_many_copies(make_cell):
     one, two, four = (with_lag(lag, "weights") for lag in (1, 2, 4))
     assert (two - one, four - two) == (4 * 1000, 2 * 4 * 1000)
     assert one - with_lag(0, "weights") == 4 * 3 * 1000
-    batch = 64 * (38 * 16 + 41)
+    batch = 64 * (46 * 16 + 57)
     assert with_lag(4, "data") - with_lag(2, "data") == 2 * batch
     assert with_lag(0, "data") == with_lag(0, "weights")
 
@@ -261,3 +261,30 @@ def test_a_model_is_looked_at_once(make_cell, monkeypatch):
     for seed in range(5):
         cell_bytes(make_cell(seed=seed, **{"model.config": config, "model.warmup": None, "optimizer.lr": 1e-4}))
     assert len(calls) == 1
+
+
+def test_modules_of_the_samplers_own_are_counted(make_cell):
+    def needed(**options) -> int:
+        return training_bytes(make_cell(**options), SHAPE, LENGTHS)
+
+    plain = needed()
+    assert needed(mismatch=["logit_noise"]) == plain
+    assert needed(mismatch=["fp8"]) - plain == 4 * 1000
+    assert needed(mismatch=["bf16"]) - plain == 2 * 1000
+    # A module that is filled, a module for the older weights, and two versions of them.
+    assert needed(mismatch=["stale_kv"], **{"delay.S": 1}) - plain == 4 * 1000 * (1 + 1 + 2)
+
+
+def test_routes_and_kept_ids_are_counted(make_cell):
+    shape = replace(SHAPE, route_bytes=8)
+    plain, kept = make_cell(), make_cell(mismatch=["top_k"], **{"mismatch.top_k.keep_mask": True})
+    tokens = 2 * 64 * (10 + plain.task.max_completion_length)
+    assert training_bytes(plain, shape, LENGTHS) - training_bytes(plain, SHAPE, LENGTHS) == tokens * 2 * 8
+    more = training_bytes(kept, SHAPE, LENGTHS) - training_bytes(plain, SHAPE, LENGTHS)
+    assert more == tokens * 4 * min(SHAPE.vocab, 256)
+
+
+def test_routes_of_a_mixture_of_experts_are_found(make_cell):
+    shape = model_shape(make_cell(model="tiny_moe").model)
+    assert shape.route_bytes == 2 * 2 * 2
+    assert model_shape(make_cell().model).route_bytes == 0

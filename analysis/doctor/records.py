@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from stalefront.analysis.doctor.reader import read_columns
 from stalefront.analysis.signature import Moments, of_batches
 from stalefront.analysis.verdicts.base import BoolArray, FloatArray
-from stalefront.record import read_rows
 
 Json = dict[str, Any]
 
@@ -27,6 +27,9 @@ COLUMNS = (
     *("kv_stale_frac", "misaligned_frac", "expert_flip_frac", "expert_flip_token_frac", "route_fallback_frac"),
 )
 LAYER = "expert_flip_layer_"
+# What stood for the mismatch before it had columns of its own.
+OLDER = ("old_mu_logratio_mean", "old_mu_k3_nats", "old_mu_logratio_abs_mean")
+READ = frozenset((*COLUMNS, *OLDER))
 
 
 @dataclass(frozen=True)
@@ -120,27 +123,30 @@ def read_records(path: Path, cell_id: str, cell: Json, outcome: Mapping[str, Any
     ValueError
         A line other than the last that is not a step record.
     """
-    rows = {int(row["step"]): row for row in read_rows(path)}
-    ordered = [rows[step] for step in sorted(rows) if step > 0]
-    named = frozenset(ordered[-1]) if ordered else frozenset[str]()
-    for row in ordered:
-        _name_as_now(row, cell)
+    rows = {row.values["step"]: row for row in read_columns(path, _wanted)}
+    ordered = [rows[step] for step in sorted(step for step in rows if step)]
+    named = ordered[-1].named if ordered else frozenset[str]()
+    found = [_name_as_now(row.values, cell) for row in ordered]
     wanted = [*COLUMNS, *sorted(name for name in named if name.startswith(LAYER))]
-    values = {name: [row.get(name) for row in ordered] for name in wanted}
-    columns = {k: np.array([np.nan if v is None else float(v) for v in c], dtype=np.float64) for k, c in values.items()}
-    known = {k: np.array([v is not None for v in c], dtype=np.bool_) for k, c in values.items()}
+    values = {name: [row.get(name) for row in found] for name in wanted}
+    # NaN for None is what NumPy itself does.
+    columns = {name: np.array(column, dtype=np.float64) for name, column in values.items()}
+    known = {name: np.array([v is not None for v in column], dtype=np.bool_) for name, column in values.items()}
     warnings = tuple(str(text) for text in outcome.get("warnings") or [])
     return Records(cell_id, cell, columns, known, named, warnings)
 
 
-def _name_as_now(row: Json, cell: Json) -> None:
+def _wanted(name: str) -> bool:
+    return name in READ or name.startswith(LAYER)
+
+
+def _name_as_now(row: dict[str, float | None], cell: Json) -> dict[str, float | None]:
     """Give old/μ of older records its present name; under another proximal policy it was no mismatch."""
     if "mismatch_k3_nats" in row or choices(cell, "proximal") not in ([], ["recompute"]):
-        return
-    mean = row.get("old_mu_logratio_mean")
-    row["mismatch_k1_nats"] = None if mean is None else -mean
-    row["mismatch_k3_nats"] = row.get("old_mu_k3_nats")
-    row["mismatch_logratio_abs_mean"] = row.get("old_mu_logratio_abs_mean")
+        return row
+    mean, k3, size = (row.get(name) for name in OLDER)
+    k1 = None if mean is None else -mean
+    return row | {"mismatch_k1_nats": k1, "mismatch_k3_nats": k3, "mismatch_logratio_abs_mean": size}
 
 
 def inert(warnings: tuple[str, ...]) -> list[str]:

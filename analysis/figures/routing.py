@@ -77,12 +77,11 @@ def _lines(label: str, part: pd.DataFrame, name: str) -> list[dict[str, Any]]:
     """Mean of one quantity at each lag, and the range over seeds."""
     measured = part[part[f"{name}_n"] > 0]
     rows = []
-    for key, group in measured.groupby(["replay", "lag"], sort=True):
-        replay, lag = key  # type: ignore[misc]  # pandas-stubs has one key for many
+    groups: Any = measured.groupby(["replay", "lag"], sort=True)
+    for (replay, lag), group in groups:
         total, n = (group[f"{name}_{what}"].to_numpy(dtype=np.float64) for what in ("sum", "n"))
         seeds = pd.DataFrame({"seed": group["seed"].to_numpy(), "total": total, "n": n}).groupby("seed", dropna=False)
-        each = seeds.agg(lambda v: v.to_numpy().sum())
-        means = each["total"].to_numpy(dtype=np.float64) / each["n"].to_numpy(dtype=np.float64)
+        means = np.array([seed["total"].to_numpy().sum() / seed["n"].to_numpy().sum() for _, seed in seeds])
         rows.append(
             {
                 "layer": name,
@@ -158,8 +157,7 @@ def _panel(axes: Axes, part: pd.DataFrame, name: str, look_of: dict[Any, tuple[A
         axes.plot([float(row["lag"])], [0.04], ls="", marker="^", ms=6, **style)
         ends = [row["lo"], row["hi"]]
         if any(e is not None for e in ends):
-            lo, hi = (float(row["lag"]) if e is None else float(e) for e in ends)
-            axes.plot([lo, hi], [0.04, 0.04], lw=1.4, **style)
+            axes.plot([float(row["lag"]) if e is None else float(e) for e in ends], [0.04, 0.04], lw=1.4, **style)
 
 
 def _legend(look_of: dict[Any, tuple[Any, Any, str]]) -> list[Any]:

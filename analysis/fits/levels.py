@@ -170,5 +170,5 @@ def ratio_dex(model: Model, index: int, level: float, factor: float, meaning: st
         lo = min(lo, weighted_quantile(low, model.draws.weight, tail))
         hi = max(hi, -weighted_quantile(-high, model.draws.weight, tail))
         kind = "outer of profile and bootstrap"
-    ends = (v if math.isfinite(v) else None for v in (lo, hi))
-    return Constant(factor / LN10 * float(b[index] / b[1]), Interval(*ends, kind, level), "dex", meaning)
+    interval = Interval(lo if math.isfinite(lo) else None, hi if math.isfinite(hi) else None, kind, level)
+    return Constant(factor / LN10 * float(b[index] / b[1]), interval, "dex", meaning)

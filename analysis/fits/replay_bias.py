@@ -135,8 +135,11 @@ class _Means:
         self.gap, self.gap_n, self.drift, self.drift_n = (
             self._table(mine, seeds, name) for name in ("gap_sum", "gap_n", "drift_sum", "drift_n")
         )
-        per_seed = plain.groupby("seed")[["old_mu_sum", "old_mu_n"]].agg(lambda v: v.to_numpy(dtype=np.float64).sum())
-        self.removed, self.removed_n = (per_seed.loc[seeds, c].to_numpy(float) for c in ("old_mu_sum", "old_mu_n"))
+        # NumPy sums, since those of pandas leave NaN out.
+        self.removed, self.removed_n = (
+            np.array([plain[plain["seed"] == s][c].to_numpy(dtype=np.float64).sum() for s in seeds])
+            for c in ("old_mu_sum", "old_mu_n")
+        )
         self.n_seeds = len(seeds)
 
     def _table(self, rows: pd.DataFrame, seeds: list[Any], name: str) -> Array:

@@ -19,6 +19,13 @@ class BatchError(ValueError):
     """A record that breaks what its seam promises."""
 
 
+def real_BT(position_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Tokens of prompts and completions, masked ones inside a completion included: what is no padding."""
+    inside = mask_BT.flip(1).cumsum(1).flip(1) > 0
+    prompt = ~(mask_BT.any(0).cumsum(0) > 0)
+    return (position_BT >= 0) & (inside | prompt)
+
+
 @dataclass(frozen=True)
 class RolloutBatch:
     """One rollout batch, in the order it was sampled.
@@ -96,10 +103,8 @@ class RolloutBatch:
 
     @property
     def real_BT(self) -> Tensor:
-        """Tokens of the prompt and of the completion, masked ones inside it included: what is no padding."""
-        after = self.mask_BT.flip(1).cumsum(1).flip(1) > 0
-        before = ~(self.mask_BT.any(0).cumsum(0) > 0)
-        return (self.position_BT >= 0) & (after | before)
+        """See `real_BT`."""
+        return real_BT(self.position_BT, self.mask_BT)
 
     def _check_routes(self) -> None:
         if self.route_hash_B is None:

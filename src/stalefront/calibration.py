@@ -58,7 +58,8 @@ def calibrate(cell: Cell, parts: Parts, inference: Inference) -> Found | None:
     if target == 0:
         inference.scale(0.0)
         return Found(0.0, 0.0)
-    reach = max(entry.largest / entry.strength if entry.strength else 0.0 for entry in cell.mismatch)
+    # As far as the last of them goes along: beyond that a factor changes nothing.
+    reach = max(entry.scaled(LARGEST).strength / entry.strength for entry in cell.mismatch if entry.strength)
     found = solve(lambda factor: measured_kl(cell, parts, inference, factor), target, min(reach, LARGEST))
     if not abs(found.kl_nats / target - 1) <= ACCEPTED:
         legal = f"what these entries reach with π₀; the closest is {found.kl_nats:.3g} nats at {found.factor:.3g} times"

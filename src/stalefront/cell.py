@@ -7,7 +7,7 @@ import importlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -152,6 +152,12 @@ class Cell(Choice):
         return identity(self.identity())
 
     @property
+    def kept_versions(self) -> int:
+        """Older versions of the weights to keep: for the delay, and for a cache that weight pushes do not clear."""
+        pushes = max((entry.older_pushes for entry in self.mismatch), default=0)
+        return self.delay.kept_versions + pushes * self.delay.steps_per_batch
+
+    @property
     def S(self) -> int:
         """Number of versions the age of a token can take: 1 is on-policy."""
         return self.delay.max_lag_updates + 1
@@ -217,7 +223,14 @@ def make_choice(group: str, config: Any) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise OptionError(group, config.get("choice", target), f"a module of stalefront.{group}") from error
-    return _choice_class(module, class_name).from_mapping(config)
+    kind = _choice_class(module, class_name)
+    return kind.from_mapping(_completed(group, kind, config) if "choice" in config else config)
+
+
+def _completed(group: str, kind: type[Choice], recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded choice with the fields that are younger than its record, at the values that change nothing."""
+    paths = {field.name: f"{group}.{field.name}" for field in fields(kind)}
+    return {name: NEUTRAL[path] for name, path in paths.items() if path in NEUTRAL} | dict(recorded)
 
 
 def _choice_class(module: Any, class_name: str) -> type[Choice]:

@@ -149,7 +149,9 @@ def _filled(model: PreTrainedModel, tokens: Tensor, position: Tensor) -> Dynamic
     padded = position < 0
     named: dict[str, Any] = {cache_argument(model): cache}
     attention = (~padded).long() if bool(padded.any()) else None
-    model(input_ids=tokens, attention_mask=attention, position_ids=position.clamp(min=0), use_cache=True, **named)
+    # Of the logits, which nobody looks at, as few as possible.
+    run = {"attention_mask": attention, "use_cache": True, "logits_to_keep": 1, **named}
+    model(input_ids=tokens, position_ids=position.clamp(min=0), **run)
     return cache
 
 

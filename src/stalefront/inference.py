@@ -221,7 +221,8 @@ class Inference:
         for entry in self.of(Processing):
             noise = Noise(key_B[entry.choice()], column)
             mask = entry.keep_BV(drawn)
-            keep = mask if keep is None or mask is None else keep & mask
+            if mask is not None:
+                keep = mask if keep is None else keep & mask
             before, drawn = drawn, entry(drawn, noise)
             if entry.logged == "processed":
                 logged = drawn if logged is before else entry(logged, noise)

@@ -173,7 +173,7 @@ class Learner:
         )
         inputs = LossInputs(
             logp_theta_BT=theta.logp_BT,
-            logp_old_BT=piece.logp_old_BT if self.average is None else self.average.logp_BT(piece, temperature),
+            logp_old_BT=piece.logp_old_BT if self.average is None else self._averaged_BT(self.average, piece),
             logp_behav_BT=piece.logp_behav_BT,
             logp_ref_BT=piece.logp_ref_BT,
             advantage_B=advantage_B,
@@ -185,6 +185,11 @@ class Learner:
             logp_recomputed_BT=piece.logp_old_BT,
         )
         return self.cell.proximal(inputs), theta.entropy_BT
+
+    def _averaged_BT(self, average: Average, piece: RolloutBatch) -> Tensor:
+        """Log-probs under the averaged weights, by the experts that θ takes where those are replayed."""
+        with self.routers.like_theta(average.module, piece):
+            return average.logp_BT(piece, self.cell.task.temperature)
 
     def _watch(self, mask_BT: Tensor) -> Callable[[str, Weights, Weights], None]:
         return lambda name, before, after: self.acted.correction(name, before, after, mask_BT)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 FLOAT32 = 4
+# Entries of `mismatch` that run a module in 16 bits.
+HALVES = ("bf16", "fp16")
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 # A process with its imports and a tiny model. Measured: 412 MiB native in a fresh interpreter, 345 MiB forked from the
 # warm parent, 412 MiB forked with trl.
@@ -41,8 +43,10 @@ CONTROLLER_VECTORS = {"gac": 2, "update_cap": 2}
 LOGIT_FORMS = 6
 # A token's logits while it is drawn: raw, scaled and log-probs in float32, and three forms in float64.
 DRAW_BYTES = 40
-# Columns of a rollout batch: four of 8 bytes, three of 4, two of 1 a token, and five of 8 and one of 1 a sequence.
-TOKEN_BYTES, SEQUENCE_BYTES = 38, 41
+# Columns of a rollout batch: three of 8 bytes, five of 4, two of 1 a token, and seven of 8 and one of 1 a sequence.
+TOKEN_BYTES, SEQUENCE_BYTES = 46, 57
+# Ids that a truncated sampler keeps at one place, where they are recorded. Assumed: top-p keeps tens, rarely more.
+KEPT_IDS = 256
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class ModelShape:
         Width of a feed-forward block; of all active experts together.
     eager : bool
         Attention weights are stored.
+    route_bytes : int
+        What the experts chosen for one token take, over all layers; 0 without routers that are understood.
     """
 
     parameters: int
@@ -77,6 +83,7 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     eager: bool
+    route_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,14 +138,16 @@ def training_bytes(cell: Cell, shape: ModelShape, lengths: Lengths) -> int:
         + updater_bytes(shape.parameters)
         + controllers_bytes(shape.parameters, [controller.choice() for controller in cell.controller])
         + (average_bytes(shape.parameters, width) if cell.proximal.needs_average else 0)
-        + versions_bytes(shape, width, cell.delay.kept_versions)
-        + batches_bytes(sequences, tokens, cell.delay.queue_batches)
+        + versions_bytes(shape, width, cell.kept_versions)
+        + sampler_bytes(cell, shape)
+        + batches_bytes(sequences, tokens, cell.delay.queue_batches, token_bytes(cell, shape))
         + ranks_bytes(shape, width, ranks)
     )
     # Logits start at the column before the first completion token.
     learn = activation_bytes(shape, rows, tokens, width) + logits_bytes(rows, task.max_completion_length + 1, shape)
     drawn = max(-(-sequences // ranks), min(-(-cell.validation.num_samples // ranks), VALIDATION_CHUNK))
-    return held + max(learn, sampling_bytes(shape, drawn, tokens, width))
+    ways = 2 if any(entry.place == "path" and entry.strength != 1 for entry in cell.mismatch) else 1
+    return held + max(learn, ways * sampling_bytes(shape, drawn, tokens, width))
 
 
 def warmup_bytes(cell: Cell, shape: ModelShape, lengths: Lengths) -> int:
@@ -188,9 +197,24 @@ def average_bytes(parameters: int, width: int) -> int:
     return parameters * (width if width == FLOAT32 else width + FLOAT32)
 
 
-def batches_bytes(sequences: int, tokens: int, waiting: int) -> int:
-    """(Q + 2) B (38 T + 41): Q batches that wait, one in use, one being made."""
-    return (waiting + 2) * sequences * (TOKEN_BYTES * tokens + SEQUENCE_BYTES)
+def batches_bytes(sequences: int, tokens: int, waiting: int, token: int = TOKEN_BYTES) -> int:
+    """(Q + 2) B (46 T + 57): Q batches that wait, one in use, one being made; more a token with routes or kept ids."""
+    return (waiting + 2) * sequences * (token * tokens + SEQUENCE_BYTES)
+
+
+def token_bytes(cell: Cell, shape: ModelShape) -> int:
+    """46, and the experts of the sampler and of the trainer, and ids of 4 bytes where the sampler's support is kept."""
+    kept = any(getattr(entry, "keep_mask", False) for entry in cell.mismatch)
+    return TOKEN_BYTES + 2 * shape.route_bytes + (FLOAT32 * min(shape.vocab, KEPT_IDS) if kept else 0)
+
+
+def sampler_bytes(cell: Cell, shape: ModelShape) -> int:
+    """N b for each module of the sampler's own: with other weights or another head, in 16 bits, with older weights."""
+    width, entries = WIDTHS[cell.model.dtype], cell.mismatch
+    own = any(entry.own_module for entry in entries) or cell.model.fp32_head == "trainer"
+    older = any(entry.older_pushes for entry in entries)
+    half = any(entry.choice() in HALVES for entry in entries)
+    return shape.parameters * (width * (own + older) + WIDTHS["bfloat16"] * half)
 
 
 def ranks_bytes(shape: ModelShape, width: int, ranks: int) -> int:
@@ -314,7 +338,19 @@ def _inspected_shape(model: Model) -> ModelShape:
         kv_heads=int(getattr(text, "num_key_value_heads", None) or heads),
         head_dim=int(getattr(text, "head_dim", None) or text.hidden_size // heads),
         eager=built.config._attn_implementation == "eager",
+        route_bytes=_route_bytes(built, text),
     )
+
+
+def _route_bytes(built: Any, text: Any) -> int:
+    """Bytes a token of the experts of all layers; 0 where routes cannot be recorded."""
+    from stalefront.routing import RoutingError, find_routers, route_bytes_per_token
+
+    try:
+        layers = len(find_routers(built))
+    except RoutingError:
+        return 0
+    return route_bytes_per_token(layers, int(getattr(text, "num_experts_per_tok", None) or 1))
 
 
 def _intermediate(text: Any) -> int:

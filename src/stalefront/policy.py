@@ -54,7 +54,8 @@ def token_logps(
     given explicitly: taken from the mask on one side and counted on the other, they alone make two forwards of equal
     weights differ.
     """
-    first = int(mask_BT.any(0).float().argmax())
+    # Nothing predicts the first column; where no token is asked for at all, argmax would name it.
+    first = max(int(mask_BT.any(0).float().argmax()), 1)
     logits = completion_logits(model, tokens_BT, position_BT, first=first)
     if support_BTK is not None:
         logits = logits.masked_fill(~_supported(support_BTK[:, first:], logits.shape[-1]), -torch.inf)

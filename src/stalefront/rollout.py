@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as padded
 
+from stalefront.batch import real_BT
 from stalefront.decoding import Prompts
 from stalefront.inference import Inference, Place
 from stalefront.keys import uniforms_BT
+from stalefront.routing import token_hash_B
 from stalefront.support import pack_support
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ class Samples:
         Token ids of each completion without the end token, and its text.
     routes_LBTK : int16, or None
         Experts chosen for every token that was fed, −1 elsewhere.
+    route_hash_B : int64, or None
+        Hash of the tokens that the routes were recorded on.
     support_BTK : int32, or None
         Ids a truncated sampler kept, where the trainer is told, −1 beyond them.
     misaligned_B : int64, or None
@@ -53,6 +57,7 @@ class Samples:
     completion_ids: list[list[int]]
     texts: list[str]
     routes_LBTK: Tensor | None = None
+    route_hash_B: Tensor | None = None
     support_BTK: Tensor | None = None
     misaligned_B: Tensor | None = None
 
@@ -171,15 +176,18 @@ class Sampler:
         ]
         mask_BT = torch.cat([torch.zeros_like(prompt_BL, dtype=torch.bool), mask_BC], 1)
         logp_BC = torch.stack([column.logp_B for column in columns], 1)
+        tokens_BT, position_BT = torch.cat([prompt_BL, answer_BC], 1), torch.cat([place_BL, place_BC], 1)
+        routed = routes_LBTK is not None
         return Samples(
-            tokens_BT=torch.cat([prompt_BL, answer_BC], 1),
-            position_BT=torch.cat([place_BL, place_BC], 1),
+            tokens_BT=tokens_BT,
+            position_BT=position_BT,
             mask_BT=mask_BT,
             logp_behav_BT=torch.cat([torch.zeros_like(prompt_BL, dtype=torch.float32), logp_BC], 1),
             truncated_B=truncated_B,
             completion_ids=ids,
             texts=[self._text(row) for row in ids],
             routes_LBTK=None if routes_LBTK is None else _placed_routes(routes_LBTK, mask_BT, prompt_BL.shape[1]),
+            route_hash_B=token_hash_B(tokens_BT, real_BT(position_BT, mask_BT)) if routed else None,
             support_BTK=_placed_support([column.kept_BK for column in columns], prompt_BL.shape[1]),
         )
 
@@ -207,10 +215,13 @@ def inverse(logp_BV: Tensor, uniform_B: Tensor) -> Tensor:
 
 
 def _placed_routes(routes_LBTK: Tensor, mask_BT: Tensor, prompt: int) -> Tensor:
-    """Routes at the width of the batch; −1 for what was never fed, and for padding that was."""
+    """Routes at the width of the batch; −1 for tokens that no token of their row was drawn after.
+
+    The token that ends a row is fed where other rows go on. Which those are must not show: ranks cut batches.
+    """
     missing = mask_BT.shape[1] - routes_LBTK.shape[2]
     whole = padded(routes_LBTK, (0, 0, 0, missing), value=-1)
-    off_BT = ~mask_BT
+    off_BT = ~padded(mask_BT[:, 1:], (0, 1))
     off_BT[:, :prompt] = False
     return whole.masked_fill(off_BT[None, :, :, None], -1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ class SamplerModule:
         self.matrices = {id(matrix) for matrix in _matrices(self.module, self.head)}
         self._head_weight: Tensor = self.head.weight
         self.head.forward = self._head
+        # How experts are run while nothing that enters them is rounded; None where nothing ever is.
+        self._experts: str | None = None
         if any(entry.rounds_inputs for entry in self._rounding):
             self._round_inputs()
 
@@ -50,6 +53,10 @@ class SamplerModule:
     @torch.no_grad()
     def load(self, model: PreTrainedModel) -> PreTrainedModel:
         """The module with the weights of `model`, every matrix rounded."""
+        if self._experts is not None:
+            # The one implementation of experts whose products go through `linear`.
+            rounds = any(entry.rounds_inputs for entry in self._rounding)
+            self.module.set_experts_implementation("eager" if rounds else self._experts)
         for mine, live in zip(self.module.parameters(), model.parameters(), strict=True):
             mine.copy_(self._rounded(live) if id(mine) in self.matrices else live)
         for kept, buffer in zip(self.module.buffers(), model.buffers(), strict=True):
@@ -79,13 +86,16 @@ class SamplerModule:
 
     def _round_inputs(self) -> None:
         """Let every linear layer and every expert round what enters it."""
+        # A copy shares the live model's configuration, and the trainer's experts go on as they were.
+        copied: dict[int, Any] = {}
         for module in self.module.modules():
+            if hasattr(module, "config"):
+                module.config = copy.deepcopy(module.config, copied)
             if isinstance(module, torch.nn.Linear) and module is not self.head and id(module.weight) in self.matrices:
                 module.forward = functools.partial(self._linear, module)
             elif any(id(p) in self.matrices for p in module.parameters(recurse=False) if p.dim() == 3):
                 module.forward = functools.partial(_under, _Entering(self), module.forward)
-        # The one implementation of experts whose products go through `linear`.
-        self.module.set_experts_implementation("eager")
+        self._experts = self.module.config._experts_implementation
 
     def _linear(self, module: torch.nn.Linear, x: Tensor) -> Tensor:
         return linear(self.entering(x), module.weight, module.bias)

@@ -11,7 +11,7 @@ from stalefront.mismatch import HalfPath
 from stalefront.mismatch.parity import Parity
 from stalefront.mismatch.stale_kv import StaleKV
 from stalefront.model import clean_copy
-from stalefront.routing import RouterTap, stable_topk
+from stalefront.routing import RouterTap, find_routers, stable_topk
 from stalefront.sampler_module import SamplerModule, float32_head
 
 if TYPE_CHECKING:
@@ -49,14 +49,16 @@ class StableChoice:
         return stable_topk(scores_NE, own_NK.shape[-1])
 
 
-def kept_versions(cell: Cell) -> int:
-    """Older versions of the weights to keep: for the delay, and for a cache that pushes do not clear."""
-    pushes = max((entry.pushes for entry in cell.mismatch if isinstance(entry, StaleKV)), default=0)
-    return cell.delay.kept_versions + pushes * cell.delay.steps_per_batch
-
-
 def make_inference(cell: Cell, parts: Parts) -> Inference:
-    """The sampler of a cell, with the modules of its own that the mismatch asks for."""
+    """The sampler of a cell, with the modules of its own that the mismatch asks for.
+
+    Raises
+    ------
+    RoutingError
+        If routes are to be replayed or changed, and the model has none or none that are understood.
+    """
+    if cell.replay.acts or any(entry.needs_experts for entry in cell.mismatch):
+        find_routers(parts.model)
 
     def module(dtype: torch.dtype | None = None) -> SamplerModule:
         made = SamplerModule(parts.model, cell.mismatch, dtype=dtype, float32_head=cell.model.fp32_head == "both")

@@ -15,10 +15,8 @@ from stalefront.batch import RolloutBatch
 from stalefront.inference import Place
 from stalefront.mismatch import Logging
 from stalefront.mismatch.parity import Parity
-from stalefront.mismatch.stale_kv import StaleKV
 from stalefront.policy import token_logps
-from stalefront.routing import token_hash_B
-from stalefront.setup import kept_versions, make_inference, trainer_copy
+from stalefront.setup import make_inference, trainer_copy
 from stalefront.stats import TAIL
 from stalefront.trainer_routers import TrainerRouters
 
@@ -33,7 +31,7 @@ TRAIN = "rollout"
 # Columns of samples whose first dimension is rows.
 GATHERED = (
     *("tokens_BT", "position_BT", "mask_BT", "logp_behav_BT", "truncated_B"),
-    *("support_BTK", "misaligned_B"),
+    *("support_BTK", "route_hash_B", "misaligned_B"),
 )
 
 
@@ -85,7 +83,7 @@ class BatchSource:
     def __init__(self, cell: Cell, parts: Parts, clock: Callable[[str], AbstractContextManager[None]]) -> None:
         """`clock(name)` times what runs inside it: `rollout` and `score`."""
         self.cell, self.parts, self.clock = cell, parts, clock
-        keep = kept_versions(cell)
+        keep = cell.kept_versions
         self.store = VersionStore(parts.model, keep, trainer_copy(parts.model, cell.model) if keep else None)
         self.inference = make_inference(cell, parts)
         self.routers = TrainerRouters(parts.routed)
@@ -117,7 +115,7 @@ class BatchSource:
 
     def _before(self, version: int, version_now: int) -> PreTrainedModel | None:
         """Module with the older weights that a stale cache was filled by; None where there is none."""
-        pushes = max((entry.pushes for entry in self.inference.of(StaleKV)), default=0)
+        pushes = max((entry.older_pushes for entry in self.inference.active), default=0)
         older = self.store.pushed_before(version, pushes) if pushes else None
         return None if older is None else self.inference.load_before(self.store.at(older, version_now))
 
@@ -180,7 +178,7 @@ class BatchSource:
         zero = torch.zeros_like(samples.logp_behav_BT)
         # Sampled in one go: the trainer's version is the same when a sequence is scheduled, started and finished.
         trainer_B = torch.full((size,), trainer_version, device=mask.device)
-        batch = RolloutBatch(
+        return RolloutBatch(
             tokens_BT=samples.tokens_BT,
             position_BT=samples.position_BT,
             mask_BT=mask,
@@ -198,10 +196,9 @@ class BatchSource:
             routes_LBTK=samples.routes_LBTK,
             index=index,
             support_BTK=samples.support_BTK,
+            route_hash_B=samples.route_hash_B,
             misaligned_B=samples.misaligned_B,
         )
-        routed = samples.routes_LBTK is not None
-        return replace(batch, route_hash_B=token_hash_B(batch.tokens_BT, batch.real_BT)) if routed else batch
 
     @torch.no_grad()
     def _with_logps(self, model: PreTrainedModel, batch: RolloutBatch) -> RolloutBatch:

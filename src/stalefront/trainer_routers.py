@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -102,6 +102,13 @@ class LearnerRouters:
                 flips = flips_LBT(seen.own_LBTK, compared)[:, piece.mask_BT]
                 known = (compared != -1).all(-1)[:, piece.mask_BT]
                 self._sums[:2] += torch.tensor([int(flips.sum()), int(known.sum())], dtype=torch.float64)
+
+    @contextmanager
+    def like_theta(self, model: PreTrainedModel, piece: RolloutBatch) -> Iterator[None]:
+        """A forward of another module that θ is compared with: it takes the experts that are replayed for θ."""
+        routes = self.cell.replay.in_theta(piece)
+        with nullcontext() if routes is None else self.routers.around(model, piece, routes):
+            yield
 
     @torch.no_grad()
     def probe(self, piece: RolloutBatch, logp_theta_BT: Tensor) -> None:

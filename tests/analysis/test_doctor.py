@@ -10,11 +10,13 @@ import pytest
 
 from stalefront.analysis.doctor import CHECKS, examine
 from stalefront.analysis.doctor.base import critical_z
+from stalefront.analysis.doctor.reader import read_columns
 from stalefront.analysis.doctor.records import COLUMNS, read_records
 from stalefront.analysis.doctor.surprisal import surprisal
 from stalefront.analysis.doctor.sweep import examine_directory
 from stalefront.analysis.report import build_report
 from stalefront.analysis.settings import DoctorSettings
+from stalefront.record import StepWriter, read_rows
 
 VOCABULARY, BATCH = 40, 1_500
 
@@ -290,6 +292,36 @@ def test_what_trl_does_not_record_is_said(diagnose):
     assert got.findings == ()
     assert {gap.why for gap in got.gaps} == {"engine=trl does not record it"}
     assert {"log-probs", "sampler-mismatch", "logged-raw"} <= {gap.id for gap in got.gaps}
+
+
+def test_columns_are_read_as_json_reads_them(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    writer = StepWriter(path)
+    for step in range(3):
+        writer.append({"step": step, "loss": math.nan, "tokens": 7, "stepped": step > 0})
+    writer.append({"step": 3, "loss": -math.inf, "removed_icepop_frac": 0.5})
+    writer.close()
+    with path.open("a") as out:
+        out.write(json.dumps({"version": -2.5e-7, "step": 4, "stepped": None}) + "\n")
+        out.write('{"step": 5, "lo')
+    names = ("step", "loss", "stepped", "version", "removed_icepop_frac", "tokens")
+    rows = list(read_rows(path))
+    found = list(read_columns(path, lambda name: name in names))
+    assert [row.named for row in found] == [frozenset(row) for row in rows]
+    for got, row in zip(found, rows, strict=True):
+        expected = {name: row[name] for name in row if name in names}
+        assert json.dumps(got.values) == json.dumps({k: v if v is None else float(v) for k, v in expected.items()})
+    assert list(read_columns(tmp_path / "none", lambda name: True)) == []
+
+
+@pytest.mark.parametrize(
+    "line", ['{"step":2,"lo', '{"step":2,"loss":0.', "[1]", '{"step":2,"loss":x}', '{"step":2,"loss":[1,2]}', ""]
+)
+def test_a_broken_line_is_an_error(tmp_path, line):
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"step":1,"loss":0.5}\n' + line + "\n")
+    with pytest.raises(ValueError, match=r"Expecting|Unterminated|not an object|could not convert"):
+        list(read_columns(path, lambda name: True))
 
 
 def test_a_cell_without_a_step_is_counted(diagnose):

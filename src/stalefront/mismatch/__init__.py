@@ -88,6 +88,11 @@ class Mismatch(Choice):
         return self.place in ("weights", "head")
 
     @property
+    def older_pushes(self) -> int:
+        """How many weight pushes back the sampler looks; 0 for the weights it was given alone."""
+        return 0
+
+    @property
     def changes_draws(self) -> bool:
         """Tokens are drawn from another distribution; otherwise only what is handed over differs."""
         return self.place not in ("log", "text")

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as padded
 
+from stalefront.batch import real_BT
 from stalefront.mismatch import Mismatch
 from stalefront.noise import uniforms
+from stalefront.routing import token_hash_B
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -88,19 +90,23 @@ def _rebuilt(samples: Samples, rows: list[Row], prompt: int, pad: int) -> Sample
 
     wide = samples.widened(prompt + width, pad)
     tokens_BC = column([list(map(float, row.tokens)) for row in rows], float(pad), torch.float64).long()
-    changed_B = (tokens_BC != wide.tokens_BT[:, prompt:]).any(-1)
-    routes, support = wide.routes_LBTK, wide.support_BTK
-    if routes is not None:
+    aligned_BC = column([list(map(float, row.aligned)) for row in rows], 0.0, torch.float32).bool()
+    tokens_BT = torch.cat([wide.tokens_BT[:, :prompt], tokens_BC], 1)
+    mask_BT = padded(aligned_BC, (prompt, 0))
+    changed_B = ((tokens_BT != wide.tokens_BT) | (mask_BT != wide.mask_BT)).any(-1)
+    routes, support, hashed = wide.routes_LBTK, wide.support_BTK, wide.route_hash_B
+    if routes is not None and hashed is not None:
         routes = routes.clone()
         routes[:, changed_B, prompt:] = -1
-    if support is not None:
-        support = support.masked_fill(changed_B[:, None, None], -1)
+        # What is left of these rows' routes belongs to the prompt, and goes on with the new tokens.
+        hashed = torch.where(changed_B, token_hash_B(tokens_BT, real_BT(wide.position_BT, mask_BT)), hashed)
     return replace(
         wide,
-        tokens_BT=torch.cat([wide.tokens_BT[:, :prompt], tokens_BC], 1),
-        mask_BT=padded(column([list(map(float, r.aligned)) for r in rows], 0.0, torch.float32).bool(), (prompt, 0)),
+        tokens_BT=tokens_BT,
+        mask_BT=mask_BT,
         logp_behav_BT=padded(column([row.logps for row in rows], 0.0, dtype), (prompt, 0)),
         routes_LBTK=routes,
-        support_BTK=support,
+        route_hash_B=hashed,
+        support_BTK=None if support is None else support.masked_fill(changed_B[:, None, None], -1),
         misaligned_B=torch.tensor([row.lost for row in rows], device=device),
     )

@@ -29,6 +29,11 @@ class StaleKV(Mismatch):
 
     place = "cache"
 
+    @property
+    def older_pushes(self) -> int:
+        """Those that were not followed by a cleared cache."""
+        return self.pushes
+
     def check(self) -> None:
         """A count."""
         super().check()
