@@ -34,6 +34,8 @@ bench: $(VENV)/.run ## side-by-side measurements, written to bench/results/
 	$(BIN)/python bench/engines.py
 	$(BIN)/python bench/processes.py
 	$(BIN)/python bench/corrections.py
+	$(BIN)/python bench/mismatch.py
+	$(BIN)/python bench/routing.py
 	$(BIN)/python bench/launcher_scale.py
 	$(BIN)/python bench/slurm.py
 

@@ -29,7 +29,8 @@ ROUNDS = 40
 STEP = 1e-2
 # Beyond this factor a strength that has no bound of its own is given up.
 LARGEST = 1e9
-# Prompts sampled, where whole batches allow, and entries of the distributions they may give: a bound on time.
+# Prompts sampled, where whole batches allow, and entries of the distributions they may give: a bound on time, and on
+# memory, since of a batch that gives more the first columns alone are looked at.
 PROMPTS, ENTRIES = 64, 2**26
 
 
@@ -87,7 +88,7 @@ def solve(measure: Callable[[float], float], target: float, largest: float) -> F
         low, high = (factor, high) if value < target else (low, factor)
         guess = factor * math.sqrt(target / value) if value > 0 and math.isfinite(value) else factor * 8
         factor = min(guess if low < guess < high else _between(low, high), largest)
-        if high < math.inf and high - low <= STEP * high:
+        if high < math.inf and (high - low <= STEP * high or high * LARGEST < 1):
             break
     return best
 
@@ -117,18 +118,25 @@ def _kl_N(cell: Cell, parts: Parts, inference: Inference, engines: Engines, batc
     task = cell.task
     prompts = parts.sampler.pad(task.encode(task.train_rows(cell.seed, batch), parts.tokenizer), parts.device)
     place, drawn = Place(cell.seed, PURPOSE, batch), list[Tensor]()
+
+    def keep(logp_BV: Tensor) -> None:
+        if not drawn or (len(drawn) + 1) * logp_BV.numel() <= ENTRIES:
+            drawn.append(logp_BV)
+
     samples = parts.sampler.sample(
         engines,
         prompts,
         num_generations=task.num_generations,
         **place._asdict(),
         inference=inference,
-        watch=drawn.append,
+        watch=keep,
     )
     if any(entry.changes_draws for entry in cell.mismatch):
         first = prompts.tokens_PL.shape[1]
-        mask_BC = samples.mask_BT[:, first:]
-        logits = completion_logits(parts.model, samples.tokens_BT, samples.position_BT, first=first)
+        last = first + len(drawn)
+        mask_BC = samples.mask_BT[:, first:last]
+        tokens_BT, position_BT = samples.tokens_BT[:, :last], samples.position_BT[:, :last]
+        logits = completion_logits(parts.model, tokens_BT, position_BT, first=first)
         trainer_NV = torch.log_softmax(logits / task.temperature, -1)[mask_BC]
         return kl_full(torch.stack(drawn, 1)[mask_BC], trainer_NV)
     samples = inference.handed_over(samples, place, parts.sampler)
