@@ -189,7 +189,7 @@ def test_a_target_of_nothing_is_no_mismatch(learner, make_cell, completed, numbe
     ids=str,
 )
 def test_what_no_strength_reaches_is_refused(overrides, learner):
-    with pytest.raises(OptionError, match="the closest is .* nats at .* times their strength") as caught:
+    with pytest.raises(OptionError, match=r"the closest is .* nats at .* times their strength") as caught:
         learner(**overrides).start_row()
     assert caught.value.field == "mismatch.target_kl"
 

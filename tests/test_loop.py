@@ -16,6 +16,11 @@ from stalefront.record import NAMES
 from stalefront.session import Session
 
 ALWAYS_NULL = {"weight_mean", "weight_min", "weight_ess_frac", "mask_frac"}
+OF_ROUTES = {
+    *("expert_flip_frac", "expert_flip_token_frac", "route_fallback_frac"),
+    *("route_drift_frac", "replay_gap_k3_nats"),
+}
+OF_MISMATCH = {"misaligned_frac", "mismatch_factor", "mismatch_kl_nats"}
 CONTROLLERS = ("vcpo", "gac", "optimizer_reset", "update_cap", "cosine_trigger")
 
 
@@ -34,10 +39,15 @@ def test_every_column_is_filled(make_cell, completed):
     assert set(rows[0]) == set(NAMES)
     last = rows[-1]
     of_controllers = {name for name in NAMES if name.startswith(tuple(f"{choice}_" for choice in CONTROLLERS))}
-    assert {name for name in NAMES if last[name] is None} == ALWAYS_NULL | of_controllers
-    options = {"controller": list(CONTROLLERS), "controller.gac.high": 2.0}
-    corrected = completed(make_cell(loss="reinforce", correction=["token_tis"], **options))[-1]
-    assert all(corrected[name] is not None for name in NAMES)
+    assert {name for name in NAMES if last[name] is None} == ALWAYS_NULL | of_controllers | OF_ROUTES | OF_MISMATCH
+    options = {"controller": list(CONTROLLERS), "controller.gac.high": 2.0, "mismatch.target_kl": 1e-3}
+    routed = {"model": "tiny_moe", "replay": "r3", "replay.probe_every": 1}
+    options |= {"model.warmup.steps": 200, "model.warmup.batch_size": 64}
+    entries = {"mismatch": ["retokenise", "expert_flips", "logit_noise"], "loss": "reinforce"}
+    corrected = completed(make_cell(correction=["token_tis"], **options, **routed, **entries))
+    first = {"mismatch_factor", "mismatch_kl_nats"}
+    assert {name for name in NAMES if corrected[-1][name] is None} == first
+    assert all(corrected[0][name] is not None for name in first)
 
 
 def test_validation_at_start_every_so_often_and_at_the_end(make_cell, completed):

@@ -1,5 +1,6 @@
 """A cell killed at any moment and started again ends with the very records of an uninterrupted run."""
 
+import copy
 import multiprocessing
 import os
 import random
@@ -7,8 +8,11 @@ import signal
 import time
 
 import pytest
+import torch
 
 from stalefront import record
+from stalefront.cell import Cell
+from stalefront.choice import OptionError
 from stalefront.files import read_json, write_json
 from stalefront.paths import CellPaths
 from stalefront.record import read_rows
@@ -112,6 +116,12 @@ def test_sigterm_checkpoints_and_says_so(cell, reference, tmp_path, run_in, numb
     assert not ran.paths.attempt(1).exists()
 
 
+# Moves weights whatever the rewards are.
+DECAY = {"optimizer.weight_decay": 0.5, "optimizer.warmup_steps": 0, "optimizer.lr": 0.01}
+MOE = {"model": "tiny_moe", **DECAY}
+FLIPS = {"mismatch": ["expert_flips", "logit_noise"], "mismatch.target_kl": 1e-3}
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -121,6 +131,12 @@ def test_sigterm_checkpoints_and_says_so(cell, reference, tmp_path, run_in, numb
         {"loss": "reinforce", "correction": ["token_tis"], "optimizer": "nsgd"},
         {"delay": "lag", "correction": ["estr"]},
         {"controller": ["vcpo", "gac", "update_cap", "cosine_trigger", "optimizer_reset"], "proximal": "ema"},
+        {**MOE, **FLIPS, "replay": "r3", "delay.S": 3, "replay.probe_every": 2},
+        {**MOE, **FLIPS, "replay": "r2", "delay": "lag", "delay.lag_updates": 2, "proximal": "ema"},
+        {**MOE, "model.deterministic_topk": True, "mismatch": ["retokenise", "router_noise"]},
+        {**DECAY, "mismatch": ["stale_kv", "bf16_weights"], "delay.S": 2},
+        {**DECAY, "mismatch": ["top_p"], "mismatch.top_p.keep_mask": True, "delay": "lag"},
+        {**DECAY, "mismatch": ["fp16"], "model.dtype": "bfloat16", "model.fp32_head": "trainer"},
     ],
 )
 def test_every_kind_of_state_is_in_the_checkpoint(overrides, make_cell, run_in, tmp_path, numbers):
@@ -133,6 +149,49 @@ def test_every_kind_of_state_is_in_the_checkpoint(overrides, make_cell, run_in, 
     ran = run_in(paths.root, cell, checkpoint_every=5, attempt=2)
     assert ran.outcome["resumed_from_step"] == 10
     assert numbers(ran.rows) == numbers(whole.rows)
+
+
+def without(recorded, *paths):
+    """A recorded mapping as it was before the fields `paths` were there."""
+    plain = copy.deepcopy(recorded)
+    for path in paths:
+        *parents, leaf = path.split(".")
+        node = plain
+        for name in parents:
+            node = node[name]
+        del node[leaf]
+    return plain
+
+
+def test_a_cell_recorded_before_mismatch_and_replay_goes_on(make_cell, run_in, tmp_path, numbers):
+    lag = {"delay": "lag", "delay.lag_updates": 2, "steps": 12, "loss": "reinforce", "correction": ["token_tis"]}
+    cell = make_cell(**lag, **{"model.warmup.steps": 20})
+    whole = run_in(tmp_path, cell, checkpoint_every=5)
+    younger = ("mismatch", "target_kl", "replay", "model.fp32_head", "model.deterministic_topk")
+    recorded = without(cell.as_dict(), *younger, "model.ranks", "proximal", "reduction", "controller")
+    paths = whole.paths
+    write_json(paths.config, read_json(paths.config) | {"cell": recorded})
+    assert Cell.from_config(recorded) == cell
+    state = torch.load(paths.checkpoint, weights_only=True)
+    columns = ("tail_mass_BT", "own_routes_LBTK", "route_hash_B", "support_BTK", "misaligned_B")
+    state = without(state, "mismatch_factor", *(f"batch.{name}" for name in columns))
+    state["source"]["queue"] = [without(batch, *columns) for batch in state["source"]["queue"]]
+    torch.save(state, paths.checkpoint)
+    paths.steps.write_text("".join(paths.steps.read_text().splitlines(keepends=True)[:12]))
+    paths.outcome.unlink()
+    outcome = run_cell(paths.root, attempt=2)
+    assert (outcome["state"], outcome["resumed_from_step"]) == ("completed", 10), outcome["error"]
+    # Batches that were waiting have no mass of the tail; all else is as if it had never stopped.
+    rows = [[row | {"tail_expected_frac": None} for row in found] for found in (whole.rows, read_rows(paths.steps))]
+    assert numbers(rows[0]) == numbers(rows[1])
+
+
+def test_a_record_that_lacks_what_was_always_there_is_refused(make_cell):
+    recorded = make_cell().as_dict()
+    for path in ("model.dtype", "loss.beta", "delay.S"):
+        with pytest.raises(OptionError) as caught:
+            Cell.from_config(without(recorded, path))
+        assert caught.value.field == path
 
 
 def half_way(make_cell, run_in, root):

@@ -90,3 +90,32 @@ def test_lags_rewards_and_groups_reach_the_rules(make_cell, cache_dir):
     assert torch.equal(lag, 3 * mask.long())
     assert torch.equal(torch.cat([piece.inputs.reward_B for piece in seen]), learner.batch.reward_B)
     assert torch.equal(torch.cat([piece.inputs.group_B for piece in seen]), torch.arange(64) // 8)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["tiny", "tiny_moe"])
+def test_a_kept_version_computes_what_the_live_model_does(name, dtype, make_cell):
+    """To the last bit, rotary frequencies included, which no state dict holds."""
+    options = make_cell(model=name, **{"model.dtype": dtype}).model
+    model = options.build(options.tokenizer(), seed=0)
+    store = VersionStore(model, 1, clean_copy(model))
+    store.publish(3)
+    older = store.at(3, 4)
+    tokens = torch.randint(16, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(older(input_ids=tokens).logits, model(input_ids=tokens).logits)
+    assert older is not model
+    assert [p.dtype for p in older.parameters()] == [p.dtype for p in model.parameters()]
+    assert [b.dtype for b in older.buffers()] == [b.dtype for b in model.buffers()]
+    assert all(p.requires_grad for p in older.parameters())
+    assert not {p.data_ptr() for p in older.parameters()} & {p.data_ptr() for p in model.parameters()}
+    assert not {b.data_ptr() for b in older.buffers()} & {b.data_ptr() for b in model.buffers()}
+
+
+def test_the_version_that_filled_a_cache(model):
+    store = VersionStore(model, keep=6, module=clean_copy(model))
+    for version in (0, 2, 4, 6):
+        store.publish(version)
+    assert [store.pushed_before(6, pushes) for pushes in (1, 2, 3, 9)] == [4, 2, 0, 0]
+    assert store.pushed_before(2, 2) == 0
+    assert store.pushed_before(0, 1) is None

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from stalefront.cell import Cell
-    from stalefront.rollout import Prompts, Sampler
+    from stalefront.decoding import Prompts
+    from stalefront.rollout import Sampler
     from stalefront.task import Row
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -118,9 +118,11 @@ class Inference:
             if module is not None:
                 module.injectors = self.active
 
-    def of(self, kind: type[Kind]) -> list[Kind]:
-        """Entries of one kind that act."""
-        return [injector for injector in self.active if isinstance(injector, kind)]
+    def of(self, kind: Callable[..., Kind]) -> list[Kind]:
+        """Entries of one kind, a class that may be abstract, that act."""
+        assert isinstance(kind, type)
+        found: list[Any] = [injector for injector in self.active if isinstance(injector, kind)]
+        return found
 
     def load(self, model: PreTrainedModel, before: PreTrainedModel | None = None) -> Engines:
         """Modules to sample with the weights of `model`; `before` comes from `load_before`."""

@@ -11,7 +11,7 @@ from torch.nn.functional import pad as padded
 
 from stalefront.batch import real_BT
 from stalefront.decoding import Prompts
-from stalefront.inference import Inference, Place
+from stalefront.inference import Engines, Inference, Place
 from stalefront.keys import uniforms_BT
 from stalefront.routing import token_hash_B
 from stalefront.support import pack_support
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from stalefront.inference import Engines
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ class Sampler:
         default as the trainer would. `watch` is shown the log-probs (B, V) that every column is drawn from.
         """
         inference = inference or Inference(self.temperature)
-        engines = model if isinstance(model, tuple) else inference.load(model)
+        engines = model if isinstance(model, Engines) else inference.load(model)
         rows, length = prompts.tokens_PL.shape[0] * num_generations, self.max_completion_length
         uniform = uniforms_BT(seed, purpose, batch, rows, length, first_row)
         uniform_BT = torch.from_numpy(uniform).to(prompts.tokens_PL.device)

@@ -73,9 +73,9 @@ class SamplerModule:
 
     def _head(self, hidden: Tensor) -> Tensor:
         """Logits: float32 where the head is, with whatever entries make of its product."""
-        for entry in self._rounding:
-            if entry.head:
-                hidden = entry.entering(hidden)
+        for rounding in self._rounding:
+            if rounding.head:
+                hidden = rounding.entering(hidden)
         weight, bias = self._head_weight, self.head.bias
         product = float32_logits if self.float32_head else linear
         logits = product(hidden, weight, bias)
@@ -91,11 +91,15 @@ class SamplerModule:
         for module in self.module.modules():
             if hasattr(module, "config"):
                 module.config = copy.deepcopy(module.config, copied)
-            if isinstance(module, torch.nn.Linear) and module is not self.head and id(module.weight) in self.matrices:
+            if self._is_linear(module):
                 module.forward = functools.partial(self._linear, module)
             elif any(id(p) in self.matrices for p in module.parameters(recurse=False) if p.dim() == 3):
                 module.forward = functools.partial(_under, _Entering(self), module.forward)
         self._experts = self.module.config._experts_implementation
+
+    def _is_linear(self, module: torch.nn.Module) -> bool:
+        """A linear layer whose matrix is rounded, other than the head."""
+        return isinstance(module, torch.nn.Linear) and module is not self.head and id(module.weight) in self.matrices
 
     def _linear(self, module: torch.nn.Linear, x: Tensor) -> Tensor:
         return linear(self.entering(x), module.weight, module.bias)

@@ -38,7 +38,8 @@ def surprisal_columns(batch: RolloutBatch) -> dict[str, Any]:
 
     Drawn from old, x has mean 0 given all tokens before it, so that its values are uncorrelated and their mean is 0
     within its standard error. Below 0: likely tokens came too often, as under a lower temperature or a cut tail. This
-    looks at the tokens alone, so it also sees a change of the sampler that was logged as if it were not there, which every statistic of old/μ is blind to.
+    looks at the tokens alone, so it also sees a change of the sampler that was logged as if it were not there, which
+    every statistic of old/μ is blind to.
     """
     if batch.entropy_behav_BT is None:
         return dict.fromkeys(("surprisal_gap_nats", "surprisal_gap_se_nats"))

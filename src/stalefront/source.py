@@ -211,8 +211,8 @@ class BatchSource:
             name: torch.zeros_like(batch.logp_old_BT)
             for name in ("logp_old_BT", "logp_ref_BT", "entropy_behav_BT", "tail_mass_BT")
         }
-        own = None if batch.routes_LBTK is None else torch.zeros_like(batch.routes_LBTK, dtype=torch.int32)
-        options = {"temperature": self.cell.task.temperature, "tail_below": TAIL}
+        own: Tensor | None = None
+        options: dict[str, Any] = {"temperature": self.cell.task.temperature, "tail_below": TAIL}
         for rows in (self.parts.ranks.share(rows) for part in self.parts.minibatch_rows for rows in part):
             piece = batch.rows(rows)
             inputs = (piece.tokens_BT, piece.position_BT, piece.mask_BT)
@@ -221,15 +221,19 @@ class BatchSource:
             found["logp_old_BT"][rows], found["entropy_behav_BT"][rows] = old.logp_BT, old.entropy_BT
             assert old.tail_BT is not None
             found["tail_mass_BT"][rows] = old.tail_BT
-            if own is not None:
-                own[:, rows] = seen.own_LBTK.int()
+            if self.parts.routed:
+                routes = seen.own_LBTK.int()
+                own = routes.new_zeros(len(routes), *batch.mask_BT.shape, routes.shape[-1]) if own is None else own
+                own[:, rows] = routes
             # The reference is another policy: it routes as it likes.
             reference = token_logps(self.parts.reference, *inputs, support_BTK=piece.support_BTK, **options)
             found["logp_ref_BT"][rows] = reference.logp_BT
         # Every row was scored by one rank and is 0 on the others.
         self.parts.ranks.sum_([*found.values(), *([] if own is None else [own])])
-        routes: dict[str, Any] = {} if own is None else {"own_routes_LBTK": self._known(own, batch)}
-        return replace(batch, **found, **routes)
+        columns: dict[str, Any] = dict(found)
+        if own is not None:
+            columns["own_routes_LBTK"] = self._known(own, batch)
+        return replace(batch, **columns)
 
     def _known(self, own_LBTK: Tensor, batch: RolloutBatch) -> Tensor:
         return own_LBTK.to(torch.int16).masked_fill(~batch.real_BT[None, :, :, None], -1)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from stalefront.task import Row, Task
 
 IGNORED = -100
+# Fields of a model that come after its warm-up.
+APART = ("ranks", "fp32_head", "deterministic_topk")
 
 
 def start_model(cell: Cell, tokenizer: PreTrainedTokenizerBase, cache: Path, ranks: Ranks = SINGLE) -> PreTrainedModel:
@@ -48,7 +50,7 @@ def _key(cell: Cell) -> str:
     """Hash of what shapes the result; sampling options of the task and the number of ranks do not."""
     sampling = ("num_prompts", "num_generations", "max_completion_length", "temperature")
     parts = {
-        "model": {k: v for k, v in cell.model.identity().items() if k != "ranks"},
+        "model": {k: v for k, v in cell.model.identity().items() if k not in APART},
         "task": {k: v for k, v in cell.task.identity().items() if k not in sampling},
         "numbers": [cell.seed, cell.device, cell.threads, torch.__version__],
     }

@@ -134,13 +134,17 @@ def draw(learner, prompts=slice(None), batch=1, before=None):
     return Drawn(samples, torch.stack(seen, 1))
 
 
+@torch.no_grad()
+def stir(model, seed):
+    random = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter += 0.02 * torch.randn(parameter.shape, generator=random)
+
+
 def older(learner):
     """The weights of before, as a stale cache would hold them."""
     model = trainer_copy(learner.parts.model, learner.cell.model)
-    random = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape, generator=random)
+    stir(model, 0)
     return model
 
 
@@ -153,7 +157,12 @@ def trainer_BCV(learner, samples, columns):
 
 
 def records(learner, steps=3):
-    return [learner.start_row(), *(learner.advance()[1] for _ in range(steps))]
+    """Records of steps between which weights move, as they would if the policy earned anything."""
+    found = [learner.start_row()]
+    for seed in range(steps):
+        found.append(learner.advance()[1])
+        stir(learner.parts.model, seed)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -415,11 +424,19 @@ def cut(logits_BV, p):
 
 
 def test_a_kept_mask_is_kept_whatever_comes_after_it(learner):
-    # The words both cuts leave, although the temperature after them keeps no mask.
-    masks = {"mismatch.top_p.keep_mask": True, "mismatch.top_k.keep_mask": True, "mismatch.top_k.k": 6}
-    made = learner(mismatch=["top_p", "top_k", "temperature"], **masks, **{"mismatch.top_p.p": 0.7})
-    batch = made.source.take(0)
-    allowed = (batch.support_BTK >= 0).sum(-1)[batch.mask_BT]
-    assert ((allowed > 0) & (allowed <= 6)).all()
-    inside = (batch.support_BTK == batch.tokens_BT[..., None]).any(-1)
-    assert inside[batch.mask_BT].all()
+    # The words that both cuts leave, also where a temperature after them keeps no mask.
+    fields = {"mismatch.top_p.keep_mask": True, "mismatch.top_k.keep_mask": True}
+    fields |= {"mismatch.top_k.k": 6, "mismatch.top_p.p": 0.7}
+    cuts, more = (
+        learner(mismatch=names, **fields).source.take(0)
+        for names in (["top_p", "top_k"], ["top_p", "top_k", "temperature"])
+    )
+    torch.testing.assert_close(cuts.logp_old_BT, cuts.logp_behav_BT, rtol=0, atol=1e-5)
+    first = int(cuts.mask_BT.any(0).float().argmax())
+    one, other = (batch.support_BTK[:, first] for batch in (cuts, more))
+    assert [[i for i in row if i >= 0] for row in one.tolist()] == [
+        [i for i in row if i >= 0] for row in other.tolist()
+    ]
+    allowed = (cuts.support_BTK >= 0).sum(-1)[cuts.mask_BT]
+    assert allowed.min() < 6
+    assert allowed.max() == 6

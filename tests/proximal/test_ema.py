@@ -20,8 +20,8 @@ def entries(tensors):
     return torch.cat([t.detach().reshape(-1).float() for t in tensors])
 
 
-def test_the_average_by_hand(model):
-    average = Average(model, 0.75)
+def test_the_average_by_hand(model, make_cell):
+    average = Average(model, 0.75, make_cell().model)
     start = entries(model.parameters()).clone()
     assert torch.equal(entries(average.values), start)
     with torch.no_grad():
@@ -38,7 +38,7 @@ def test_the_average_by_hand(model):
 def test_an_average_of_bfloat16_is_kept_in_float32(make_cell):
     options = make_cell(**{"model.dtype": "bfloat16"}).model
     model = options.build(options.tokenizer(), seed=0)
-    average = Average(model, 0.999)
+    average = Average(model, 0.999, options)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.5)
@@ -48,7 +48,7 @@ def test_an_average_of_bfloat16_is_kept_in_float32(make_cell):
     assert torch.allclose(entries(average.values) - start, torch.tensor(5e-4), atol=5e-5)
     assert {value.dtype for value in average.values} == {torch.float32}
     assert {p.dtype for p in average.module.parameters()} == {torch.bfloat16}
-    other = Average(model, 0.999)
+    other = Average(model, 0.999, options)
     other.load_state_dict(average.state_dict())
     assert torch.equal(entries(other.values), entries(average.values))
     assert torch.equal(entries(other.module.parameters()), entries(average.module.parameters()))

@@ -38,7 +38,9 @@ def routes_alone(model, batch, row):
     return [[set(experts) for experts in layer.tolist()] for layer in found]
 
 
-@pytest.mark.parametrize("overrides", [{}, {"optimizer.grad_accum": 4}, ADDITIONS], ids=["short", "slices", "additions"])
+@pytest.mark.parametrize(
+    "overrides", [{}, {"optimizer.grad_accum": 4}, ADDITIONS], ids=["short", "slices", "additions"]
+)
 def test_recorded_routes_are_the_trainers_own(overrides, routed_learner):
     learner = routed_learner(**overrides)
     batch = learner.source.take(0)
@@ -61,7 +63,8 @@ def test_at_lag_0_no_replay_changes_any_number(routed_cell, completed):
     for replay in ("none", "r2", "r3"):
         cell = routed_cell(replay=replay, delay="none", **{"optimizer.grad_accum": 2})
         rows[replay] = [
-            json.dumps({k: v for k, v in row.items() if k not in WALL_CLOCK | REPLAY_COLUMNS}) for row in completed(cell)
+            json.dumps({k: v for k, v in row.items() if k not in WALL_CLOCK | REPLAY_COLUMNS})
+            for row in completed(cell)
         ]
     assert rows["none"] == rows["r2"] == rows["r3"]
     assert json.loads(rows["none"][-1])["dist_from_start"] > 0.1

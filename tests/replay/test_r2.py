@@ -48,7 +48,9 @@ def test_theta_over_old_changes_with_weights_alone(routed_learner):
     assert 0 < 3 * ratios["r2"] < ratios["none"]
 
 
-@pytest.mark.parametrize("overrides", [{"delay.minibatches": 2, "optimizer.grad_accum": 2}, {"optimizer.grad_accum": 4}])
+@pytest.mark.parametrize(
+    "overrides", [{"delay.minibatches": 2, "optimizer.grad_accum": 2}, {"optimizer.grad_accum": 4}]
+)
 def test_at_lag_0_theta_over_old_is_1_to_the_last_bit(overrides, routed_learner):
     row = routed_learner(replay="r2", **FLIPS, **overrides).advance()[1]
     assert row["theta_old_ratio_max"] == row["theta_old_ratio_mean"] == 1

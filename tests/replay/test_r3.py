@@ -137,7 +137,7 @@ def test_routes_of_other_tokens_are_refused(routed_learner):
     order = torch.arange(len(batch.tokens_BT)).roll(1)
     assert batch.rows(order).check(1).index == batch.index
     learner.source.queue[0] = replace(batch, tokens_BT=batch.tokens_BT[order])
-    with pytest.raises(BatchError, match="the routes of [0-9]+ sequences were recorded on other tokens"):
+    with pytest.raises(BatchError, match=r"the routes of [0-9]+ sequences were recorded on other tokens"):
         learner.advance()
 
 

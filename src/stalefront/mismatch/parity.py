@@ -17,7 +17,8 @@ class Parity(Path):
     """No difference at all: every token is drawn from the trainer's teacher-forced forward, in the learner's shapes.
 
     The positive control: log old/μ is exactly 0, where even without injectors a cached decode differs in the last
-    bits. It costs one full forward a token.
+    bits. It costs one full forward a token. Of a mixture of experts it is 0 within rounding: the shapes of an expert's
+    products depend on how many of the other tokens it computes, and those are not drawn yet.
     """
 
     def check(self) -> None:

@@ -184,9 +184,14 @@ def clean_copy(model: PreTrainedModel) -> PreTrainedModel:
 
     Built from the configuration and never by `deepcopy`: a patched forward of a copied module can go on calling the
     live weights. The copy's parameters go on requiring gradients, although nothing ever asks for any: some CPU
-    kernels choose their path by that flag, and the last bits of equal weights would differ.
+    kernels choose their path by that flag, and the last bits of equal weights would differ. Every tensor has the type
+    of its model: rotary frequencies of a model in 16 bits are buffers in float32, and are no part of its state.
     """
-    copy = type(model)(model.config).to(dtype=model.dtype, device=model.device)
+    copy = type(model)(model.config)
+    for mine, live in zip(copy.parameters(), model.parameters(), strict=True):
+        mine.data = mine.data.to(live)
+    for kept, buffer in zip(copy.buffers(), model.buffers(), strict=True):
+        kept.data = buffer.clone()
     copy.load_state_dict(model.state_dict())
     return copy.eval()
 
