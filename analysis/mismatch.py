@@ -20,7 +20,7 @@ from stalefront.analysis.fits.base import Constant, Fit, outcomes
 from stalefront.analysis.fits.interaction import ADDITIVE, CHANGES, GROWS, OPEN, SHRINKS, fit_interaction
 from stalefront.analysis.fits.replay_bias import COLUMNS, KEYS, fit_replay_bias
 from stalefront.analysis.fits.seeds import draws_of
-from stalefront.analysis.narrative import plural, show, show_ends
+from stalefront.analysis.narrative import plural, rounded, show, show_ends
 from stalefront.analysis.summary import Table, capped
 from stalefront.analysis.tables import SweepTable
 from stalefront.analysis.verdicts import DEFAULT
@@ -94,7 +94,10 @@ def headline(section: Section) -> list[str]:
         return [f"{name}: {said[0]}" for name, said in section.context["said"]]
     fit = next(f for f in section.fits if f.definition == DEFAULT)
     arm = "" if fit.arm == "all" else f" ({fit.arm})"
-    return [f"What {fit.settings['axis']} costs the frontier{arm}, under {DEFAULT}: {WORDS[fit.rows[-1]['verdict']]}."]
+    losses = [(k[len("loss_dex[") : -1], c) for k, c in fit.constants.items() if k.startswith("loss_dex")]
+    last = f"at {losses[-1][0]} it loses {show_dex(losses[-1][1])}; " if losses else ""
+    verdict = WORDS[fit.rows[-1]["verdict"]]
+    return [f"What {fit.settings['axis']} costs the frontier{arm}, under {DEFAULT}: {last}{verdict}."]
 
 
 def interaction_section(sweep: SweepTable, axis: Axis) -> Section | None:
@@ -166,7 +169,8 @@ def show_dex(constant: Constant) -> str:
     """``0.31 dex [0.22, 0.4]``, or the side on which it is bounded."""
     ends = constant.interval
     if constant.value is not None:
-        return f"{show(constant.value)} dex {show_ends(ends) if ends else ''}".rstrip()
+        value = constant.value if ends is None else rounded(constant.value, ends)
+        return f"{show(value)} dex {show_ends(ends) if ends else ''}".rstrip()
     if ends is None or (ends.lo is None and ends.hi is None):
         return "not identified (all runs ended alike)"
     return f"≥ {show(ends.lo)} dex" if ends.hi is None else f"≤ {show(ends.hi)} dex"

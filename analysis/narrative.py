@@ -57,10 +57,13 @@ def with_interval(constant: Constant | None) -> str:
         return show_interval(constant.interval)
     if constant.interval is None:
         return show(constant.value)
-    ends = [abs(end) for end in (constant.interval.lo, constant.interval.hi) if end is not None]
-    # A zero that a fit reached only to its rounding is a zero for a reader.
-    is_zero = bool(ends) and abs(constant.value) < ROUNDING * max(ends)
-    return f"{show(0.0 if is_zero else constant.value)} {show_interval(constant.interval)}"
+    return f"{show(rounded(constant.value, constant.interval))} {show_interval(constant.interval)}"
+
+
+def rounded(value: float, interval: Interval) -> float:
+    """`value`, or 0 where a fit reached zero to its rounding only: for a reader it is one."""
+    ends = [abs(end) for end in (interval.lo, interval.hi) if end is not None]
+    return 0.0 if ends and abs(value) < ROUNDING * max(ends) else value
 
 
 def plural(n: int, noun: str) -> str:
