@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stalefront.cell import make_choice
+from stalefront.choice import OptionError
 from stalefront.model import clean_copy
 from stalefront.routing import RouterTap
 from stalefront.sampler_module import SamplerModule, float32_logits
@@ -195,3 +196,33 @@ def test_its_routers_can_be_tapped(entry):
     with torch.no_grad(), RouterTap(model).recording() as live:
         logits(loaded)
     assert live.routes_LNK().shape[1] == 0
+
+
+GPT_OSS = {"sliding_window": 4}
+
+
+def test_experts_stored_the_other_way_round_share_a_scale_an_output_too(entry):
+    model = build("gpt_oss", **GPT_OSS)
+    int8 = entry("int8")
+    module = own(model, int8).load(model)
+    live, mine = (m.model.layers[0].mlp.experts.gate_up_proj.detach() for m in (model, module))
+    assert live.shape == (8, 32, 128)  # experts, inputs, outputs
+    scale = live.abs().amax(1, keepdim=True) / 127
+    assert torch.allclose(mine, (live / scale).round() * scale, atol=1e-7)
+    assert torch.equal(mine, int8.rounded(live.transpose(1, 2)).transpose(1, 2))
+
+
+def test_inputs_of_experts_that_are_no_linear_layers_are_refused(entry):
+    model = build("gpt_oss", **GPT_OSS)
+    module = own(model, entry("fp8", activations=True)).load(model)
+    with pytest.raises(OptionError, match="round weights alone"):
+        logits(module)
+
+
+def test_gates_that_are_linear_layers_keep_their_type(entry):
+    model = build("qwen2_moe", shared_expert_intermediate_size=32)
+    module = own(model, entry("int4")).load(model)
+    layers = [m.model.layers[0].mlp for m in (model, module)]
+    assert isinstance(layers[0].shared_expert_gate, torch.nn.Linear)
+    assert torch.equal(*(layer.shared_expert_gate.weight for layer in layers))
+    assert not torch.equal(*(layer.shared_expert.up_proj.weight for layer in layers))

@@ -227,7 +227,7 @@ class Inference:
                 keep = mask if keep is None else keep & mask
             before, drawn = drawn, entry(drawn, noise)
             if entry.logged == "processed":
-                logged = drawn if logged is before else entry(logged, noise)
+                logged = drawn if logged is before else entry.logs(logged, before, noise)
         logp = torch.log_softmax(drawn, dim=-1)
         return Drawn(logp, logp if logged is drawn else torch.log_softmax(logged, dim=-1), keep)
 

@@ -12,12 +12,17 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
+from stalefront.choice import OptionError
 from stalefront.mismatch import Mismatch, Rounding
 from stalefront.mismatch.lm_head import LMHead
 from stalefront.model import clean_copy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+# Names of modules that decide about experts, of which some are linear layers.
+GATES = ("gate", "router", "shared_expert_gate")
 
 
 class SamplerModule:
@@ -38,13 +43,22 @@ class SamplerModule:
         for parameter in self.module.parameters():
             parameter.data = parameter.data.to(dtype or parameter.dtype)
         self.head = self.module.get_output_embeddings()
-        self.matrices = {id(matrix) for matrix in _matrices(self.module, self.head)}
+        # Whether a matrix is stored as (…, in, out).
+        self.matrices = {id(matrix): transposed for matrix, transposed in _matrices(self.module, self.head)}
+        self._check_widths()
         self._head_weight: Tensor = self.head.weight
         self.head.forward = self._head
         # How experts are run while nothing that enters them is rounded; None where nothing ever is.
         self._experts: str | None = None
         if any(entry.rounds_inputs for entry in self._rounding):
             self._round_inputs()
+
+    def _check_widths(self) -> None:
+        named = {name: p for name, p in self.module.named_parameters() if id(p) in self.matrices}
+        for name, matrix in named.items():
+            width = matrix.shape[-2 if self.matrices[id(matrix)] else -1]
+            for entry in self._rounding:
+                entry.check_width(name, width)
 
     @property
     def _rounding(self) -> list[Rounding]:
@@ -58,7 +72,12 @@ class SamplerModule:
             rounds = any(entry.rounds_inputs for entry in self._rounding)
             self.module.set_experts_implementation("eager" if rounds else self._experts)
         for mine, live in zip(self.module.parameters(), model.parameters(), strict=True):
-            mine.copy_(self._rounded(live) if id(mine) in self.matrices else live)
+            if id(mine) not in self.matrices:
+                mine.copy_(live)
+            elif self.matrices[id(mine)]:
+                mine.copy_(self._rounded(live.transpose(-2, -1)).transpose(-2, -1))
+            else:
+                mine.copy_(self._rounded(live))
         for kept, buffer in zip(self.module.buffers(), model.buffers(), strict=True):
             kept.copy_(buffer)
         # Apart from its parameter: an embedding tied to it stays as it is.
@@ -117,33 +136,47 @@ class _Entering(TorchFunctionMode):
     def __init__(self, owner: SamplerModule) -> None:
         super().__init__()
         self.owner = owner
+        self.products = 0
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is linear:
+            self.products += 1
             args = (self.owner.entering(args[0]), *args[1:])
         return function(*args, **(kwargs or {}))
 
 
-def _under(mode: TorchFunctionMode, forward: Any, *args: Any, **kwargs: Any) -> Any:
+def _under(mode: _Entering, forward: Any, *args: Any, **kwargs: Any) -> Any:
+    mode.products = 0
     with mode:
-        return forward(*args, **kwargs)
+        out = forward(*args, **kwargs)
+    if not mode.products and any(entry.rounds_inputs for entry in mode.owner.injectors if isinstance(entry, Rounding)):
+        raise OptionError(
+            "mismatch",
+            [entry.choice() for entry in mode.owner.injectors],
+            "entries that round weights alone, for a family whose experts do not multiply through linear layers",
+            "Their inputs cannot be rounded: leave out activations or dynamic.",
+        )
+    return out
 
 
-def _matrices(model: PreTrainedModel, head: torch.nn.Module) -> Iterator[Tensor]:
-    """Weights that engines quantise: of linear layers but the head, and of experts; no gates, no embeddings."""
+def _matrices(model: PreTrainedModel, head: torch.nn.Module) -> Iterator[tuple[Tensor, bool]]:
+    """Weights that engines quantise, and whether they lie as (…, in, out) instead of (…, out, in).
+
+    Those of linear layers but the head, and of experts; no gates, no embeddings.
+    """
     from stalefront.routing import RoutingError, find_routers
 
     try:
         gates = {id(p) for router in find_routers(model) for p in router.parameters()}
     except RoutingError:
         gates = set()
-    for module in model.modules():
-        if isinstance(module, torch.nn.modules.conv._ConvNd):
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.modules.conv._ConvNd) or name.rpartition(".")[2] in GATES:
             continue
         for parameter in module.parameters(recurse=False):
             is_matrix = isinstance(module, torch.nn.Linear) and parameter is module.weight and module is not head
             if (is_matrix or parameter.dim() == 3) and id(parameter) not in gates:
-                yield parameter
+                yield parameter, bool(getattr(module, "is_transposed", False))
 
 
 def float32_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

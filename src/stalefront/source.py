@@ -152,7 +152,9 @@ class BatchSource:
         full = task.max_completion_length if self.inference.of(Parity) else 0
         whole, reward_B = self._of_all_ranks(samples, reward, prompts.tokens_PL.shape[1] + full)
         batch = self._batch(whole, reward_B, index, version, version if trainer_version is None else trainer_version)
-        return batch if before is None else replace(batch, kv_stale_BT=batch.mask_BT)
+        # All but the last token of a prompt is what a cache holds: a single token is fed anew.
+        stale = before is not None and prompts.tokens_PL.shape[1] > 1
+        return replace(batch, kv_stale_BT=batch.mask_BT) if stale else batch
 
     def _of_all_ranks(self, samples: Samples, reward: list[float], width: int) -> tuple[Samples, Tensor]:
         """Sequences and rewards of every rank in the order of rows, at least `width` wide; texts stay this rank's."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from stalefront.choice import OptionError
+
 
 def test_values_by_hand(entry):
     weight = torch.tensor([[7.0, 1.4, -2.6, 0.7]])
@@ -37,7 +39,8 @@ def test_smaller_groups_are_nearer(make_learner, moved):
     assert errors[0] > errors[1] > errors[2] > 0
 
 
-def test_a_group_must_divide_the_width(make_learner, loaded, refused):
+def test_a_group_must_divide_the_width(make_learner, refused):
     refused("int4", "group_size", group_size=0)
-    with pytest.raises(ValueError, match="group_size=5"):
-        loaded(make_learner("int4", **{"mismatch.int4.group_size": 5}))
+    with pytest.raises(OptionError, match="a divisor of 32, the inputs of model") as caught:
+        make_learner("int4", **{"mismatch.int4.group_size": 5})
+    assert caught.value.field == "mismatch.int4.group_size"

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stalefront.choice import OptionError
+from stalefront.inference import Inference
 from stalefront.mismatch import Noise
 from stalefront.policy import token_logps
 
@@ -125,3 +126,17 @@ def test_options(refused, make_cell):
     with pytest.raises(OptionError) as error:
         make_cell(mismatch=["top_p"], **mask, **{"mismatch.target_kl": 1e-3})
     assert error.value.field == "mismatch.target_kl"
+
+
+def test_a_cut_after_raw_logits_is_that_of_what_is_drawn(entry):
+    """The log of a colder sampler, written down raw, is cut where the colder sampler is cut."""
+    temperature, top_p = entry("temperature", temperature=3.0, logged="raw"), entry("top_p", p=0.6)
+    inference = Inference(1.0, [temperature, top_p])
+    logits_BV = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    keys = {name: torch.zeros(1, dtype=torch.int64) for name in ("temperature", "top_p")}
+    found = inference.process(logits_BV, keys, 0)
+    kept = top_p.kept_BV(logits_BV / 3)
+    assert kept.sum() > top_p.kept_BV(logits_BV).sum()
+    assert torch.equal(found.logp_BV > -torch.inf, kept)
+    assert torch.equal(found.logged_BV > -torch.inf, kept)
+    assert torch.allclose(found.logged_BV[kept], torch.log_softmax(logits_BV[kept], -1))

@@ -118,6 +118,9 @@ class Rounding(Mismatch):
 
     place = "weights"
 
+    def check_width(self, name: str, width: int) -> None:
+        """Raise `OptionError` where the matrix `name`, with so many inputs, cannot be rounded."""
+
     @property
     def rounds_inputs(self) -> bool:
         """What goes into the matrices is rounded as well."""
@@ -175,6 +178,10 @@ class Processing(Mismatch):
     def __call__(self, logits_BV: Tensor, noise: Noise) -> Tensor:
         """Logits at the sampling temperature, float32, processed."""
 
+    def logs(self, logged_BV: Tensor, drawn_BV: Tensor, noise: Noise) -> Tensor:
+        """The same done to the logits that are written down, where an entry before has made them differ."""
+        return self(logged_BV, noise)
+
     def keep_BV(self, logits_BV: Tensor) -> Tensor | None:
         """Tokens that stay possible, where the trainer is to be told; None elsewhere."""
         return None
@@ -219,6 +226,12 @@ class Truncation(Processing):
         from stalefront.support import attenuated
 
         return attenuated(logits_BV, self.kept_BV(logits_BV), self.strength)
+
+    def logs(self, logged_BV: Tensor, drawn_BV: Tensor, noise: Noise) -> Tensor:
+        """What is cut is decided by what is drawn from: a drawn token is never written down as impossible."""
+        from stalefront.support import attenuated
+
+        return attenuated(logged_BV, self.kept_BV(drawn_BV), self.strength)
 
     def keep_BV(self, logits_BV: Tensor) -> Tensor | None:
         """Tokens that the cut leaves, with `keep_mask`."""

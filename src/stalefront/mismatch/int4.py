@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stalefront.choice import is_count
+from stalefront.choice import OptionError, is_count
 from stalefront.mismatch import Rounding
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ class INT4(Rounding):
         super().check()
         ok = self.group_size is None or is_count(self.group_size)
         self.require(ok, "group_size", "a whole number of at least 1, or null for a whole channel")
+
+    def check_width(self, name: str, width: int) -> None:
+        """Groups are whole."""
+        if self.group_size is not None and width % self.group_size:
+            legal = f"a divisor of {width}, the inputs of {name}, or null"
+            raise OptionError(self.key("group_size"), self.group_size, legal, "null takes one scale a channel.")
 
     def rounded(self, weight: Tensor) -> Tensor:
         """See `stalefront.rounding.integer`."""

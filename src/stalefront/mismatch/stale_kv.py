@@ -19,6 +19,8 @@ class StaleKV(Mismatch):
     The log-probs are what the sampler truly drew from; no forward of any one version gives them, so the difference
     lies in old/μ. `kv_stale_frac` records the share of tokens sampled that way: none before weights have moved.
 
+    What fills the cache is rounded as the sampler is, and chooses its own experts: entries on routers do not reach it.
+
     Attributes
     ----------
     pushes : int
