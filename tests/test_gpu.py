@@ -1,11 +1,15 @@
 """On a CUDA device: the same cell as on the CPU to rounding, twice the same records, a resume, and two devices."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from stalefront.app import run as command
 from stalefront.files import read_json
 from stalefront.record import read_rows
+
+MISMATCH = Path(__file__).parents[1] / "conf" / "mismatch"
 
 pytestmark = pytest.mark.gpu
 
@@ -50,3 +54,20 @@ def test_two_devices_agree_with_one(tmp_path):
     assert two[1]["theta_old_ratio_max"] == 1.0
     assert two[1]["reward_train"] == one[1]["reward_train"]
     assert two[1]["grad_norm_raw"] == pytest.approx(one[1]["grad_norm_raw"], rel=1e-3)
+
+
+@pytest.mark.parametrize("entry", sorted(path.stem for path in MISMATCH.glob("*.yaml") if path.stem != "none"))
+def test_every_mismatch_runs_and_is_measured(entry, make_cell, completed):
+    experts = entry.startswith(("router", "expert"))
+    model = {"model": "tiny_moe", "replay": "r3"} if experts else {}
+    rows = completed(make_cell(device="cuda", steps=6, mismatch=[entry], **model, **{"delay.S": 2}))
+    assert all(row["mismatch_k3_nats"] >= 0 for row in rows[1:])
+    if entry == "parity":
+        assert all(row["old_mu_logratio_abs_mean"] == 0 for row in rows[1:])
+
+
+@pytest.mark.parametrize("replay", ["none", "r2", "r3"])
+def test_routes_of_the_sampler_are_those_of_the_trainer(replay, make_cell, completed):
+    rows = completed(make_cell(device="cuda", steps=3, model="tiny_moe", replay=replay))
+    assert all(row["expert_flip_frac"] < 0.01 for row in rows[1:])
+    assert all(row["route_fallback_frac"] == 0 for row in rows[1:])
