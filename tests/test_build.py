@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -230,3 +231,29 @@ def test_a_validation_does_not_depend_on_how_it_is_cut(make_cell, tmp_path, monk
         assert len(parts.validation) == -(-128 // size)
     assert found[0] == found[1] == found[2]
     assert len(set(found[0][1])) > 10
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "part"),
+    [
+        ({"replay": "r3"}, "replay", "A Llama has no routers"),
+        ({"mismatch": ["router_noise"]}, "mismatch", "model=tiny_moe"),
+        ({"model.deterministic_topk": True}, "model.deterministic_topk", "A Llama has no routers"),
+        ({"mismatch": ["int4"], "mismatch.int4.group_size": 7}, "mismatch.int4.group_size", "a divisor of 32"),
+        (
+            {"model": "tiny_moe", "replay": "r3", "model.config": {"model_type": "phimoe", "vocab_size": 16}},
+            "replay",
+            "phimoe",
+        ),
+    ],
+)
+def test_what_a_model_cannot_do_is_said_before_anything_runs(overrides, field, part, make_cell):
+    with pytest.raises(OptionError, match=re.escape(part)) as caught:
+        preflight([make_cell(), make_cell(**overrides)])
+    assert caught.value.field == field
+
+
+def test_models_with_routers_are_taken(make_cell):
+    preflight(
+        [make_cell(model="tiny_moe", replay="r3", mismatch=["expert_flips"], **{"model.deterministic_topk": True})]
+    )

@@ -49,6 +49,28 @@ def refused(make_cell, overrides):
         ),
         ({**OLD_MU, "mismatch": ["parity"]}, "correction.token_mask.anchor", "old/mu is 1"),
         (OLD_MU, "correction.token_mask.anchor", "add an entry to mismatch"),
+        (
+            {**OLD_MU, "mismatch": ["top_p"], "mismatch.top_p.logged": "raw"},
+            "correction.token_mask.anchor",
+            "mismatch that is logged",
+        ),
+        (
+            {**OLD_MU, "mismatch": ["logit_noise"], "mismatch.logit_noise.strength": 0.0},
+            "correction.token_mask.anchor",
+            "mismatch that is logged",
+        ),
+        ({"mismatch": ["top_k"], "mismatch.top_k.k": 16}, "mismatch.top_k.k", "below 16"),
+        (
+            {"mismatch": ["batch_kernels"], "mismatch.batch_kernels.prompts": 8},
+            "mismatch.batch_kernels.prompts",
+            "below",
+        ),
+        (
+            {"mismatch": ["top_p", "retokenise"], "mismatch.top_p.keep_mask": True},
+            "mismatch.top_p.keep_mask",
+            "false beside retokenise",
+        ),
+        ({"mismatch": ["logit_noise"], "mismatch.target_kl": "foo"}, "mismatch.target_kl", "nats a token"),
     ],
     ids=str,
 )

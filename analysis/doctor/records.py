@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 MISMATCH = ("k1_nats", "k3_nats", "logratio_abs_mean", "logratio_sd_nats", "chi2")
 COLUMNS = (
-    *("step", "version", "stepped", "tokens", "at_refresh"),
+    *("step", "version", "stepped", "tokens", "batch_tokens", "at_refresh"),
     *("lag_mean_updates", "lag_max_updates", "lag_gen_mean_updates", "theta_mu_logratio_mean"),
     *(f"mismatch_{name}" for name in MISMATCH),
     *("logratio_var_nats2", "mismatch_var_share", "lag_var_share"),
@@ -27,6 +27,8 @@ COLUMNS = (
     *("kv_stale_frac", "misaligned_frac", "expert_flip_frac", "expert_flip_token_frac", "route_fallback_frac"),
 )
 LAYER = "expert_flip_layer_"
+# Columns that are over a whole rollout batch, of which a learner step may train on a part.
+WHOLE = ("surprisal_", "tail_", "kv_stale_", "misaligned_", "expert_flip_", "route_fallback_")
 # What stood for the mismatch before it had columns of its own.
 OLDER = ("old_mu_logratio_mean", "old_mu_k3_nats", "old_mu_logratio_abs_mean")
 READ = frozenset((*COLUMNS, *OLDER))
@@ -69,6 +71,11 @@ class Records:
         """A column at the first learner step of every rollout batch."""
         return self.columns[name][self.first_of_batch]
 
+    def tokens_of(self, name: str) -> FloatArray:
+        """Tokens that a column is over, at the first learner step of every rollout batch."""
+        trained, whole = self.batches("tokens"), self.batches("batch_tokens")
+        return np.where(np.isfinite(whole), whole, trained) if name.startswith(WHOLE) else trained
+
     def has(self, name: str) -> bool:
         """Whether a column was measured in some step."""
         return bool(self.known[name].any())
@@ -90,7 +97,7 @@ class Records:
 
     def mean(self, name: str) -> float:
         """Mean of a column over the tokens of the batches where it is finite; NaN without any."""
-        value, tokens = self.batches(name), self.batches("tokens")
+        value, tokens = self.batches(name), self.tokens_of(name)
         ok = np.isfinite(value) & (tokens > 0)
         return float(np.average(value[ok], weights=tokens[ok])) if ok.any() else math.nan
 

@@ -79,7 +79,8 @@ class Surprisal:
 
 def surprisal(records: Records) -> Surprisal:
     """Pool the columns of a cell; batches that are not finite are left out (`Moments.left_out` counts them)."""
-    tokens, gap, error = (records.batches(c) for c in ("tokens", "surprisal_gap_nats", "surprisal_gap_se_nats"))
+    tokens = records.tokens_of("surprisal_gap_nats")
+    gap, error = (records.batches(c) for c in ("surprisal_gap_nats", "surprisal_gap_se_nats"))
     ok = np.isfinite(gap) & np.isfinite(error) & (tokens > 0)
     tokens, gap, error = tokens[ok], gap[ok], error[ok]
     n = float(tokens.sum())

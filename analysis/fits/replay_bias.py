@@ -36,7 +36,8 @@ COLUMNS = {
     "route_drift_frac": "drift",
     "expert_flip_frac": "flip",
     "theta_mu_k3_nats": "theta_mu",
-    "old_mu_k3_nats": "old_mu",
+    # Whatever stands as old in the loss: the sampling weights by the trainer's forward.
+    "mismatch_k3_nats": "old_mu",
 }
 KEYS = ("cell_id", "replay", "S", "lr", "seed", "lag")
 NONE = "none"

@@ -32,6 +32,8 @@ LARGEST = 1e9
 # Prompts sampled, where whole batches allow, and entries of the distributions they may give: a bound on time, and on
 # memory, since of a batch that gives more the first columns alone are looked at.
 PROMPTS, ENTRIES = 64, 2**26
+# The same for entries on routers: single flips have a large share in a mean over few tokens.
+ROUTED_PROMPTS = 256
 
 
 class Found(NamedTuple):
@@ -64,7 +66,8 @@ def calibrate(cell: Cell, parts: Parts, inference: Inference) -> Found | None:
     found = solve(lambda factor: measured_kl(cell, parts, inference, factor), target, min(reach, LARGEST))
     if not abs(found.kl_nats / target - 1) <= ACCEPTED:
         legal = f"what these entries reach with π₀; the closest is {found.kl_nats:.3g} nats at {found.factor:.3g} times"
-        way_out = "Ask for less, or take another entry: see docs/mismatch.md."
+        less = "Ask for less, or" if found.kl_nats < target else "The KL jumps there: ask for what it jumps to, or"
+        way_out = f"{less} take another entry: see docs/mismatch.md."
         raise OptionError("mismatch.target_kl", target, f"{legal} their strength", way_out)
     parts.ranks.check_same("the factor on the mismatch", found.factor)
     inference.scale(found.factor)
@@ -107,8 +110,9 @@ def measured_kl(cell: Cell, parts: Parts, inference: Inference, factor: float) -
     engines = inference.load(parts.model)
     words = int(parts.model.config.get_text_config().vocab_size)
     entries = cell.task.num_prompts * cell.task.num_generations * cell.task.max_completion_length * words
+    prompts = ROUTED_PROMPTS if any(entry.needs_experts for entry in cell.mismatch) else PROMPTS
     # Whole batches, as in training: some kernels depend on how many rows there are.
-    batches = max(1, min(PROMPTS // cell.task.num_prompts, ENTRIES // entries))
+    batches = max(1, min(prompts // cell.task.num_prompts, ENTRIES // entries))
     pieces = [_kl_N(cell, parts, inference, engines, batch) for batch in range(1, batches + 1)]
     return float(torch.cat(pieces).mean())
 

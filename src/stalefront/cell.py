@@ -258,7 +258,10 @@ def _entries(config: Any) -> list[Any]:
 def _target_kl(config: Mapping[str, Any]) -> Any:
     """Composed beside the entries of `mismatch`, recorded on its own."""
     composed = config.get("mismatch")
-    return composed.get(TARGET_KL) if isinstance(composed, Mapping) else config.get(TARGET_KL)
+    value = composed.get(TARGET_KL) if isinstance(composed, Mapping) else config.get(TARGET_KL)
+    if value is not None and type(value) not in (int, float):
+        raise OptionError("mismatch.target_kl", value, "null, or a finite number of at least 0: nats a token")
+    return value
 
 
 State = Literal["planned", "submitted", "running", "interrupted", "completed", "non-finite", "failed"]

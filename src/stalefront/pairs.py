@@ -12,6 +12,7 @@ from stalefront.correction import RatioCorrection
 if TYPE_CHECKING:
     from stalefront.cell import Cell
     from stalefront.correction import Correction
+    from stalefront.mismatch import Mismatch
 
 
 def check_pairs(cell: Cell) -> None:
@@ -142,16 +143,21 @@ def _check_anchor(cell: Cell, correction: RatioCorrection, held: Mapping[str, st
 
 def _check_old_over_mu(cell: Cell, field: str) -> None:
     """A ratio that is 1 by construction corrects nothing."""
-    proximal, names = cell.proximal.choice(), [entry.choice() for entry in cell.mismatch]
+    proximal, names = cell.proximal.choice(), [entry.choice() for entry in cell.mismatch if shows(entry)]
     if proximal == "engine":
         reason = "With proximal=engine old is what the sampler wrote down, so that old/mu is 1."
     elif proximal == "recompute" and names == ["parity"]:
         reason = "With mismatch=[parity] old/mu is 1."
     elif proximal == "recompute" and not names and cell.model.dtype == "float32":
-        reason = "Without mismatch between sampler and trainer old/mu is 1: add an entry to mismatch."
+        reason = "Without mismatch that is logged old/mu is 1: add an entry to mismatch."
     else:
         return
     raise OptionError(field, "old/mu", "theta/mu or theta/old", f"{reason} The correction would never act.")
+
+
+def shows(entry: Mismatch) -> bool:
+    """Whether an entry moves what is written down away from what the trainer computes."""
+    return entry.strength > 0 and getattr(entry, "logged", "processed") == "processed"
 
 
 def truly(cell: Cell, ratio: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stalefront.choice import OptionError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from stalefront.cell import Cell
     from stalefront.model import Model
@@ -45,6 +45,7 @@ def preflight(cells: Sequence[Cell], *, runs_here: bool = True) -> None:
     for cell in {json.dumps([cell.model.as_dict(), *routed(cell)], sort_keys=True): cell for cell in cells}.values():
         for field, value in routed(cell):
             _check_routed(cell.model, field, value)
+    _check_widths(cells)
     for cell in {_pair(cell): cell for cell in cells}.values():
         if cell.model.config is not None:
             _check_built(cell.model, cell.task, cell.seed)
@@ -69,21 +70,40 @@ def _check_routed(model: Model, field: str, value: object) -> None:
     way_out = "See docs/routing.md for the families; model=tiny_moe is the smallest with experts."
     if model.config is not None and is_plain(model.config):
         raise OptionError(field, value, legal, f"A Llama has no routers. {way_out}")
+    from stalefront.routing import RoutingError, find_routers
+
+    built = _on_meta(model)
+    try:
+        find_routers(built)
+    except RoutingError as error:
+        raise OptionError(field, value, legal, f"{error} {way_out}") from error
+
+
+def _on_meta(model: Model) -> PreTrainedModel:
+    """The model, put up without memory for its weights."""
     import torch
     from transformers import AutoModelForCausalLM
-
-    from stalefront.routing import RoutingError, find_routers
 
     with refusing("model.checkpoint", model.checkpoint, "a causal language model with its configuration"):
         # A checkpoint's configuration is complete without a tokenizer, which takes long to read.
         no_tokenizer: Any = None
         config = model.hf_config(no_tokenizer if model.config is None else model.tokenizer())
         with torch.device("meta"):
-            built = AutoModelForCausalLM.from_config(config)
-    try:
-        find_routers(built)
-    except RoutingError as error:
-        raise OptionError(field, value, legal, f"{error} {way_out}") from error
+            return AutoModelForCausalLM.from_config(config)
+
+
+def _check_widths(cells: Sequence[Cell]) -> None:
+    """Matrices that some entry shares out in groups must let it."""
+    grouped = {
+        json.dumps([cell.model.as_dict(), [entry.as_dict() for entry in cell.mismatch]], sort_keys=True): cell
+        for cell in cells
+        if any(getattr(entry, "group_size", None) for entry in cell.mismatch)
+    }
+    for cell in grouped.values():
+        from stalefront.mismatch import Rounding
+        from stalefront.sampler_module import check_widths
+
+        check_widths(_on_meta(cell.model), [entry for entry in cell.mismatch if isinstance(entry, Rounding)])
 
 
 def _pair(cell: Cell) -> str:

@@ -84,6 +84,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("mismatch_var_share", "", "(Var(a) + Cov(a, b))/Var(log θ/μ), a = log recomputed/μ, b = log θ/recomputed"),
     Column("lag_var_share", "", "(Var(b) + Cov(a, b))/Var(log θ/μ)"),
     Column("decomposition_error_nats", "nats", "max |log θ/μ − (a + b)|"),
+    Column("batch_tokens", "tokens", "completion tokens of the whole rollout batch, which the next columns are over"),
     Column("surprisal_gap_nats", "nats/token", "mean of −log old − entropy; 0 in expectation if old is sampled from"),
     Column("surprisal_gap_se_nats", "nats/token", "its standard error"),
     Column("tail_expected_frac", "share", "mean mass of the tokens with probability < 0.01 under old"),

@@ -45,20 +45,13 @@ class SamplerModule:
         self.head = self.module.get_output_embeddings()
         # Whether a matrix is stored as (…, in, out).
         self.matrices = {id(matrix): transposed for matrix, transposed in _matrices(self.module, self.head)}
-        self._check_widths()
+        check_widths(self.module, self._rounding)
         self._head_weight: Tensor = self.head.weight
         self.head.forward = self._head
         # How experts are run while nothing that enters them is rounded; None where nothing ever is.
         self._experts: str | None = None
         if any(entry.rounds_inputs for entry in self._rounding):
             self._round_inputs()
-
-    def _check_widths(self) -> None:
-        named = {name: p for name, p in self.module.named_parameters() if id(p) in self.matrices}
-        for name, matrix in named.items():
-            width = matrix.shape[-2 if self.matrices[id(matrix)] else -1]
-            for entry in self._rounding:
-                entry.check_width(name, width)
 
     @property
     def _rounding(self) -> list[Rounding]:
@@ -157,6 +150,16 @@ def _under(mode: _Entering, forward: Any, *args: Any, **kwargs: Any) -> Any:
             "Their inputs cannot be rounded: leave out activations or dynamic.",
         )
     return out
+
+
+def check_widths(model: PreTrainedModel, entries: Sequence[Rounding]) -> None:
+    """Raise `OptionError` where an entry cannot round some matrix of `model`; works on the meta device."""
+    transposed = {id(matrix): turned for matrix, turned in _matrices(model, model.get_output_embeddings())}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in transposed:
+            width = parameter.shape[-2 if transposed[id(parameter)] else -1]
+            for entry in entries:
+                entry.check_width(name, width)
 
 
 def _matrices(model: PreTrainedModel, head: torch.nn.Module) -> Iterator[tuple[Tensor, bool]]:

@@ -24,6 +24,7 @@ def sampler_columns(batch: RolloutBatch) -> dict[str, Any]:
     in_tail = torch.where(logp_old.isnan(), logp_old, (logp_old.exp() < TAIL).double())
     tail = batch.tail_mass_BT
     return {
+        "batch_tokens": logp_old.numel(),
         **surprisal_columns(batch),
         "tail_expected_frac": None if tail is None else float(tail[valid_BT].double().mean()),
         "tail_observed_frac": float(in_tail.mean()),

@@ -253,7 +253,8 @@ def test_experts_that_flip_without_replay_and_routes_that_are_missing_with_it(di
     few = named(diagnose(rows_of("quiet", **FLIPS | {"expert_flip_frac": 1e-3})))
     assert few["expert-flips"].severity == "notice"
     assert set(named(diagnose(rows_of("quiet", **FLIPS), replay={"choice": "r3"}))) == {"replay-fallback"}
-    assert diagnose(rows_of("quiet", **FLIPS), replay="r2").findings == ()
+    # Routes of the trainer leave the sampler's flips as they are.
+    assert set(named(diagnose(rows_of("quiet", **FLIPS), replay="r2"))) == {"expert-flips"}
     assert set(named(diagnose(rows_of("quiet", **FLIPS), replay="none"))) == {"expert-flips"}
 
 
@@ -420,3 +421,13 @@ def test_settings_refuse_nonsense(name, value):
 def test_every_finding_is_documented():
     text = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
     assert all(f"## `{check.name}`" in text for check in CHECKS)
+
+
+@pytest.mark.parametrize("kind", ["cold", "cold, raw", "quiet"])
+def test_a_batch_that_is_trained_on_in_parts_is_judged_as_a_whole(kind, diagnose):
+    whole = named(diagnose(rows_of(kind)))
+    parts = named(diagnose(rows_of(kind, tokens=BATCH // 4, batch_tokens=BATCH)))
+    assert parts.keys() == whole.keys()
+    assert ("temperature" in whole) == (kind != "quiet")
+    if kind != "quiet":
+        assert parts["temperature"] == whole["temperature"]

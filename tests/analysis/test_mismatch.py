@@ -43,7 +43,11 @@ def routed(cell_config, step_rows, write_cell, write_plan, tmp_path_factory):
         rows = step_rows(cell)
         for row in rows[1:]:
             lag = row["lag_mean_updates"] = row["step_in_batch"] - 1
-            row |= {"replay_gap_k3_nats": gap(kind, lag), "old_mu_k3_nats": 1e-3, "theta_mu_k3_nats": 2e-3 + 1e-4 * lag}
+            row |= {
+                "replay_gap_k3_nats": gap(kind, lag),
+                "mismatch_k3_nats": 1e-3,
+                "theta_mu_k3_nats": 2e-3 + 1e-4 * lag,
+            }
             row |= {"route_drift_frac": None if kind == "none" else 0.01 * lag, "expert_flip_frac": 0.1}
         write_cell(root, cell_id, cell, rows)
     return root

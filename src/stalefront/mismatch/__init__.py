@@ -216,6 +216,10 @@ class Truncation(Processing):
 
             raise OptionError("mismatch.target_kl", cell.target_kl, legal)
         self.require(not (self.keep_mask and self.logged == "raw"), "logged", "processed with keep_mask=true")
+        others = [entry.choice() for entry in cell.mismatch if entry.place == "text"]
+        legal = f"false beside {', '.join(others)}"
+        way_out = "Tokens that are encoded again have no support that anybody recorded."
+        self.require(not (self.keep_mask and others), "keep_mask", legal, way_out)
 
     @abstractmethod
     def kept_BV(self, logits_BV: Tensor) -> Tensor:

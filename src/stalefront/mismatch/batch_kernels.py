@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from stalefront.choice import is_count
 from stalefront.mismatch import Path
+
+if TYPE_CHECKING:
+    from stalefront.cell import Cell
 
 
 @dataclass(frozen=True)
@@ -27,3 +31,9 @@ class BatchKernels(Path):
         """A count."""
         super().check()
         self.require(is_count(self.prompts), "prompts", "a whole number of at least 1")
+
+    def refuse(self, cell: Cell) -> None:
+        """All prompts side by side are what there is without the entry."""
+        super().refuse(cell)
+        legal = f"below task.num_prompts={cell.task.num_prompts}"
+        self.require(self.prompts < cell.task.num_prompts, "prompts", legal, "Otherwise every shape is as before.")

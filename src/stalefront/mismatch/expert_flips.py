@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from stalefront.mismatch import Routing
 from stalefront.mismatch.router_noise import LAYERS
 from stalefront.noise import uniforms
+from stalefront.routers import RoutingError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +58,8 @@ class Flips:
 
     def choose(self, scores_NE: Tensor, own_NK: Tensor, layer: int) -> Tensor:
         """The own choice with its weakest expert replaced where a number below the rate is drawn."""
+        if scores_NE.shape[-1] == own_NK.shape[-1]:
+            raise RoutingError(f"all {own_NK.shape[-1]} experts are chosen: none is left to flip to")
         scores = scores_NE.float()
         chosen = scores.gather(-1, own_NK)
         weakest_N1 = chosen.argmin(-1, keepdim=True)

@@ -11,6 +11,8 @@ from stalefront.mismatch import Truncation
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from stalefront.cell import Cell
+
 
 @dataclass(frozen=True)
 class TopK(Truncation):
@@ -28,6 +30,13 @@ class TopK(Truncation):
         """A count."""
         super().check()
         self.require(is_count(self.k), "k", "a whole number of at least 1")
+
+    def refuse(self, cell: Cell) -> None:
+        """A vocabulary that is known to be no larger is not cut."""
+        super().refuse(cell)
+        words = (cell.model.config or {}).get("vocab_size")
+        legal = f"below {words}, the size of the vocabulary"
+        self.require(not isinstance(words, int) or self.k < words, "k", legal, "Otherwise nothing is cut.")
 
     def kept_BV(self, logits_BV: Tensor) -> Tensor:
         """See `stalefront.support.top_k_keep_BV`."""
