@@ -285,7 +285,8 @@ def test_the_size_asked_for_is_the_size_injected(stem, learner):
     kl = torch.tensor([kl_of_batch(made, batch) for batch in range(11, 17)], dtype=torch.float64)
     # The factor was found on one batch of this size.
     error = float(kl.std()) * math.sqrt(1 + 1 / len(kl))
-    assert error < target / 5
+    # A few flips have a large share in the KL of a batch.
+    assert error < target / (2 if make(stem).needs_experts else 5)
     assert abs(float(kl.mean()) - found["mismatch_kl_nats"]) < 4 * error
 
 

@@ -16,7 +16,7 @@ from stalefront.build import build
 from stalefront.cell import Cell
 from stalefront.choice import OptionError
 from stalefront.paths import CellPaths
-from stalefront.record import WALL_CLOCK, read_rows
+from stalefront.record import COLUMNS, WALL_CLOCK, read_rows
 from stalefront.session import Session
 
 # Largest ‖θ_TRL − θ_ours‖ / ‖θ_ours − θ₀‖ after 8 updates. Measured: 1e-6 to 3e-6 in every case (3e-8 to 7e-8 of
@@ -36,9 +36,15 @@ NOT_MEASURED = {
             "logratio_q05",
             "logratio_q50",
             "logratio_q95",
+            "logratio_sd_nats",
+            "k1_nats",
+            "k2_nats",
             "k3_nats",
+            "chi2",
         )
     ),
+    *(c.name for c in COLUMNS if c.name.startswith(("mismatch_", "surprisal_", "tail_", "lag_var", "decomposition"))),
+    *("old_mu_ess_token_frac", "old_mu_ess_seq_frac", "logratio_var_nats2", "batch_tokens", "kv_stale_frac"),
     *("ess_token_frac", "ess_seq_frac", "kl_ref_k1_nats", "kl_ref_k3_nats"),
     *("weight_mean", "weight_min", "weight_ess_frac", "mask_frac", "wall_score_s"),
 }

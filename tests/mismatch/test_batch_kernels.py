@@ -57,11 +57,6 @@ def test_every_piece_is_the_one_decoded_alone(prompts, make_learner, draw):
         assert torch.equal(part.logp_BCV, whole.logp_BCV[rows, :columns])
 
 
-def test_all_prompts_at_a_time_are_no_pieces(make_learner, draw):
-    made = make_learner("batch_kernels", **{"mismatch.batch_kernels.prompts": 4})
-    assert torch.equal(draw(made).logp_BCV, draw(make_learner()).logp_BCV)
-
-
 def test_routes_come_in_the_order_of_rows(make_learner, draw):
     made = make_learner("batch_kernels", model="tiny_moe")
     one, other = draw(made).samples, draw(make_learner(model="tiny_moe")).samples
