@@ -79,6 +79,11 @@ class Mismatch(Choice):
         ok = math.isfinite(self.strength) and 0 <= self.strength <= self.largest
         self.require(ok, "strength", legal, "1 is the thing itself, 0 is none.")
 
+    def require_scale(self, field: str) -> None:
+        """Raise `OptionError` unless `field` is a finite number above 0."""
+        value = getattr(self, field)
+        self.require(math.isfinite(value) and value > 0, field, "a finite number above 0", "strength=0 is none.")
+
     def refuse(self, cell: Cell) -> None:
         """Raise `OptionError` where the entry cannot act in `cell`."""
 

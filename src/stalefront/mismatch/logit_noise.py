@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ class LogitNoise(Processing):
     def check(self) -> None:
         """A scale."""
         super().check()
-        self.require(math.isfinite(self.sigma) and self.sigma > 0, "sigma", "a finite number above 0")
+        self.require_scale("sigma")
 
     def __call__(self, logits_BV: Tensor, noise: Noise) -> Tensor:
         """Logits with noise."""

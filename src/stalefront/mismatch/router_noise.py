@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,7 @@ class RouterNoise(Routing):
     def check(self) -> None:
         """A scale."""
         super().check()
-        self.require(math.isfinite(self.sigma) and self.sigma > 0, "sigma", "a finite number above 0")
+        self.require_scale("sigma")
 
     def change(self, key_N: Tensor, position_N: Tensor) -> RouterChange:
         """Noise keyed by row, position and layer."""

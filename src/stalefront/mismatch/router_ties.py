@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,7 +36,7 @@ class RouterTies(Routing):
     def check(self) -> None:
         """A scale."""
         super().check()
-        self.require(math.isfinite(self.tolerance) and self.tolerance > 0, "tolerance", "a finite number above 0")
+        self.require_scale("tolerance")
 
     def refuse(self, cell: Cell) -> None:
         """A deterministic top-k leaves nothing to chance."""
