@@ -122,6 +122,7 @@ def test_what_is_not_known_is_absent_and_a_mean_over_nothing_is_nan():
         rollout([[-1.0]], [[False]], entropy_behav_BT=zero, tail_mass_BT=zero, misaligned_B=torch.tensor([0]),
                 routes_LBTK=routes, own_routes_LBTK=routes)
     )  # fmt: skip
+    assert nothing.pop("batch_tokens") == 0
     assert all(math.isnan(value) for value in nothing.values())
     assert set(absent) <= set(nothing)
 
