@@ -148,7 +148,7 @@ class Learner:
                 inputs, entropy_BT = self._inputs(piece, advantages.advantage_B[mine])
                 weights = chain(cell.correction, inputs, self._watch(inputs.mask_BT))
                 inputs = self._over_kept(inputs, weights)
-                if cell.reduction.denominator == "kept":  # the step is in one piece then: see build.check_pairs
+                if cell.reduction.denominator == "kept":  # the step is in one piece then: see pairs.check_pairs
                     counted = counted_BT(cell.reduction, inputs, weights)
                     share_BT = self._reduction_BT(counted, batch.group_B[rows], number_B)
                 value = cell.loss(inputs, weights, ranks.share(share_BT))
